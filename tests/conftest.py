@@ -158,11 +158,13 @@ def server(tmp_path_factory):
 
 
 @pytest.fixture
-def small(tmp_path):
-    """A server with a small context window, so that paragraphs are pruned after a few turns, the oldest first."""
-    server = Server(
-        tmp_path, "context.max_tokens=400", "generation.max_tokens=16", "chunk.min_tokens=8", "prune.policy=fifo"
-    ).start()
+def small(tmp_path, request):
+    """A server with a small context window, so that paragraphs are pruned after a few turns: the oldest first, so that tests
+    are short, or by another policy that the test names as the parameter of this fixture."""
+    policy = getattr(request, "param", None)
+    settings = ["context.max_tokens=400", "generation.max_tokens=16", "chunk.min_tokens=8"]
+    settings += [f"prune.policy={policy}", "generation.temperature=0"] if policy else ["prune.policy=fifo"]
+    server = Server(tmp_path, *settings).start()
     yield server
     server.stop()
 
@@ -191,6 +193,32 @@ def browser():
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def open_chat(browser):
+    """Opens pages and fails the test on every console error, dialog and request to another server."""
+    contexts, problems = [], []
+
+    def open_page(server, name="main", **more):
+        context = browser.new_context(**{"color_scheme": "dark", "viewport": {"width": 1280, "height": 800}, **more})
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
+        page.on("request", lambda request: problems.append(request.url) if not is_local(request.url, server) else None)
+        page.goto(f"{server.url}/#{name}")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not problems, problems
+
+
+def is_local(url, server):
+    return url.startswith((server.url, "data:", "blob:"))
 
 
 class OneAnswerModel(http.server.BaseHTTPRequestHandler):

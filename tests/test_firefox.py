@@ -73,3 +73,124 @@ def test_main_path_in_firefox(firefox, server):
     firefox.evaluate("document.getElementById('open-sidebar').click()")
     firefox.wait_for("document.body.classList.contains('sidebar-open')")
     firefox.screenshot(SHOTS / "firefox-phone.png")
+
+
+def click(firefox, selector, text=""):
+    """Clicks the first element that matches and contains this text."""
+    found = f"[...document.querySelectorAll({selector!r})].find((one) => one.textContent.includes({text!r}))"
+    firefox.wait_for(f"!!({found})")
+    firefox.evaluate(f"({found}).click()")
+
+
+def has(firefox, selector, text):
+    firefox.wait_for(f"[...document.querySelectorAll({selector!r})].some((one) => one.textContent.includes({text!r}))")
+
+
+def regenerate_and_choose(firefox):
+    click(firefox, ".turn.last .acts button", "Regenerate")
+    has(firefox, ".turn.last .variants", "2/2")
+    click(firefox, '[aria-label="Previous answer"]')
+    has(firefox, ".turn.last .variants", "1/2")
+
+
+def regenerate_an_older_answer_in_a_branch(firefox):
+    click(firefox, ".turn.assistant:not(.last) .acts button", "Regenerate")
+    has(firefox, "#title", "main · branch")
+    firefox.wait_for("document.querySelectorAll('.turn.assistant').length === 1")
+    has(firefox, ".turn.last .variants", "2/2")
+
+
+def edit_the_last_message(firefox):
+    firefox.evaluate(
+        "[...[...document.querySelectorAll('.turn.user')].at(-1).querySelectorAll('.acts button')]"
+        ".find((one) => one.textContent === 'Edit').click()"
+    )
+    has(firefox, "#editing", "Editing your last message")
+    firefox.evaluate("document.getElementById('message').select()")
+    firefox.type("The blue fox.\ue007")
+    has(firefox, ".turn.user .chunk", "The blue fox.")
+    firefox.wait_for("document.getElementById('editing').hidden")
+
+
+def delete_and_undo(firefox):
+    firefox.evaluate("document.querySelector('.turn.assistant .chunk').focus()")
+    firefox.type("\ue017")
+    click(firefox, "dialog button", "Delete")
+    firefox.wait_for("document.querySelectorAll('.turn.assistant').length === 1")
+    click(firefox, ".toast button", "Undo")
+    firefox.wait_for("document.querySelectorAll('.turn.assistant').length === 2")
+
+
+def names_of_the_chat(firefox):
+    click(firefox, "#chat-options")
+    firefox.wait_for("document.getElementById('own-user_name') !== null")
+    firefox.evaluate("document.getElementById('own-user_name').focus()")
+    # A headless window is never active, so a field is not left: Enter confirms it.
+    firefox.type("Anna\ue007")
+    has(firefox, ".turn.user h2 b", "Anna")
+
+
+def import_by_dropping_a_file(firefox):
+    firefox.evaluate(
+        """(() => {
+          const transfer = new DataTransfer();
+          const text = JSON.stringify({ messages: [{ role: "user", content: "Words of OpenAI." }] });
+          transfer.items.add(new File([text], "m.json", { type: "application/json" }));
+          window.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
+        })()"""
+    )
+    has(firefox, ".toast", "Imported 1 chat from a")
+    has(firefox, ".turn.user .chunk", "Words of OpenAI.")
+
+
+def context_meter_and_its_split(firefox):
+    has(firefox, "#meter-parts", "Room for the answer")
+    click(firefox, "#sidebar [data-panel=settings]")
+    firefox.wait_for("document.querySelectorAll('.split li').length === 3")
+    has(firefox, "#panel label", "Longest answer")
+
+
+def inspect_closes_with_back_and_opens_with_forward(firefox):
+    click(firefox, "#inspect")
+    firefox.wait_for("!document.getElementById('panel').hidden")
+    firefox.evaluate("history.back()")
+    firefox.wait_for("document.getElementById('panel').hidden")
+    firefox.evaluate("history.forward()")
+    firefox.wait_for("!document.getElementById('panel').hidden")
+
+
+def rail_shows_the_whole_chat(firefox):
+    firefox.wait_for("document.querySelector('#rail canvas').width > 0")
+
+
+def rooms_explain_their_words(firefox):
+    firefox.open(firefox.evaluate("location.origin") + "/rooms.html")
+    firefox.wait_for("document.getElementById('create-example') !== null")
+    click(firefox, "#explain")
+    firefox.wait_for("document.querySelector('#words dt')?.offsetParent !== null")
+
+
+FEATURES = [
+    regenerate_and_choose,
+    regenerate_an_older_answer_in_a_branch,
+    edit_the_last_message,
+    delete_and_undo,
+    names_of_the_chat,
+    import_by_dropping_a_file,
+    context_meter_and_its_split,
+    inspect_closes_with_back_and_opens_with_forward,
+    rail_shows_the_whole_chat,
+    rooms_explain_their_words,
+]
+
+
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.__name__)
+@pytest.mark.parametrize("width", [1280, 390], ids=["desktop", "phone"])
+def test_feature_in_firefox(firefox, server, feature, width):
+    server.say("main", "The red fox is called Rufus.")
+    server.say("main", "And the wolf?")
+    firefox.resize(width, 844)
+    firefox.open(f"{server.url}/#main")
+    firefox.wait_for("document.querySelectorAll('.turn.assistant').length === 2")
+    feature(firefox)
+    assert firefox.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -75,7 +75,7 @@ def test_old_text_is_erased_while_the_server_runs(tmp_path):
         server.stop()
 
 
-def test_prompts_of_a_remote_model_are_cooled_by_setting(tmp_path, remote_model):
+def test_prompts_of_a_remote_model_are_cooled_by_setting(browser, tmp_path, remote_model):
     answer = "The harbour is full of boats, and the lamps are lit. " * 30
     for setting, cooled in (("model.cooling_tokens=0", False), ("model.cooling_tokens=300", True)):
         address = remote_model([[answer]])
@@ -86,6 +86,18 @@ def test_prompts_of_a_remote_model_are_cooled_by_setting(tmp_path, remote_model)
             question = "What do you see from the window of the lighthouse tonight?"
             for _ in range(3):
                 server.say("main", question)
+            # What was shortened is counted with the turn and in the metrics.
+            figures = [turn["figures"] for turn in server.halo("GET", "/conversations/main/turns")[1]]
+            counted = sum(turn["cooled_messages"] for turn in figures)
+            assert (counted > 0) == cooled and figures[0]["cooled_messages"] == 0, figures
+            assert metrics(server)["halo_answers_cooled_total"] == counted
+            page = browser.new_page()
+            page.goto(f"{server.url}/#main")
+            page.click("#inspect")
+            page.get_by_role("tab", name="Statistics").click()
+            page.get_by_text("Context after each answer").wait_for()
+            assert page.get_by_text("shortened in prompts").count() == int(cooled)
+            page.close()
         finally:
             server.stop()
         messages = remote_model.models[-1].requests[-1]["messages"]

@@ -89,6 +89,25 @@ def test_memories_are_carried_into_a_new_chat(scripted):
     assert "Betsy" not in server.halo("GET", "/conversations/new")[1]["system_prompt"]
 
 
+def test_memory_is_carried_on_the_page(scripted, browser):
+    server = scripted([f"Noted{LONG}.", "The gun is called Betsy.", "Hello."])
+    server.say("main", f"The gun on the wall is called Betsy{LONG}")
+    memories(server, "main", 1)
+    page = browser.new_page()
+    page.goto(f"{server.url}/#main")
+    page.click("#inspect")
+    page.get_by_role("tab", name="Memories").click()
+    page.get_by_role("button", name="Carry: memory 1").click()
+    page.fill("#ask-input", "next chat")
+    page.locator("#ask button[type=submit]").click()
+    page.locator(".toast").get_by_role("button", name="Open").click()
+    page.wait_for_function("() => decodeURIComponent(location.hash).includes('next chat')")
+    page.close()
+    [carried] = memories(server, "next%20chat", 1)
+    assert carried["carried"] and carried["text"] == "The gun is called Betsy."
+    assert "The gun is called Betsy." in server.say("next chat", "Hi")["system_prompt"]
+
+
 def test_conflicts_between_memories_are_put_to_the_user(scripted, browser):
     answers = [f"Yes{LONG}.", "The door is open. Tea is good.", f"No{LONG}.", "The door is closed.", "Well."]
     server = scripted(answers)

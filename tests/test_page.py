@@ -106,64 +106,6 @@ def choose(page, message, item):
     page.get_by_role("menuitem", name=item, exact=False).first.click()
 
 
-def test_paragraph_is_pruned_and_resurrected_at_its_position(open_page, small):
-    page = open_page()
-    expect(page.locator(".empty")).to_be_visible()
-    say(page, "The gun on the wall is called Betsy.")
-    first = chunk(page, "called Betsy")
-    expect(first).to_be_visible()
-    shades = {}
-
-    def record_shades():
-        for name, shade in page.locator(".chunk").evaluate_all(
-            "all => all.map((node) => [node.dataset.chunk, node.style.getPropertyValue('--bar')])"
-        ):
-            shades.setdefault(name, set()).add(shade)
-
-    record_shades()
-    for topic in ("cheese", "trains", "winter", "music", "bread", "ships", "stars", "tea"):
-        say(page, f"Tell me something about {topic} now, please.")
-        record_shades()
-    # It stays at its place, faint, and says why on demand.
-    expect(first).to_have_class(GHOST)
-    assert page.locator(".turn").first.get_attribute("data-turn") == "0"
-    first.hover()
-    first.get_by_role("button", name="Why").click()
-    expect(first.locator(".ghost-reason")).to_have_text("Left because the context was full and it was the oldest.")
-    shot(page, "ghosts")
-    assert any(len(colours) > 1 for colours in shades.values()), f"shades change: {shades}"
-    # The panel gives the reason of the removal.
-    open_panel(page, "graveyard")
-    expect(page.locator("#pruned-count")).to_have_text(re.compile(r"\([1-9]\d*\)"))
-    page.fill("#graveyard-q", "the gun on the wall")
-    row = page.locator("#panel .row", has_text="called Betsy")
-    expect(row).to_contain_text("Left because the context was full and it was the oldest")
-    shot(page, "graveyard")
-    page.keyboard.press("Escape")
-    # The panel shows that the paragraph was in the context after turn 1.
-    open_panel(page, "past")
-    page.locator("#past-turn").fill("1")
-    expect(page.locator("#panel .row", has_text="called Betsy")).to_contain_text("out of context now")
-    shot(page, "past")
-    page.click("[aria-label='Close the panel']")
-    # A question about the paragraph resurrects it at its position, above all later messages.
-    page.fill("#message", "What is the gun on the wall called?")
-    page.press("#message", "Enter")
-    page.locator(".chunk.resurrected", has_text="called Betsy").wait_for()
-    turns = page.locator(".turn").evaluate_all("turns => turns.map((turn) => Number(turn.dataset.turn))")
-    assert turns == sorted(turns) and turns[0] == 0, turns
-    shot(page, "resurrected")
-    expect(page.locator("#stop")).to_be_hidden(timeout=LONG)
-    # The answer says what it used, also after a reload, and leads to it.
-    page.reload()
-    chip = page.locator(".turn.assistant").last.locator(".chip", has_text="called Betsy")
-    expect(chip).to_be_visible()
-    chip.click()
-    expect(page.locator(".chunk.found", has_text="called Betsy")).to_be_in_viewport()
-    detail = small.halo("GET", "/conversations/main/chunks/u0.0")[1]
-    assert "resurrected" in [entry["action"] for entry in detail["history"]]
-
-
 # The story of crates/cli/tests/it/gun.rs.
 GUN = "Good morning! I am cleaning the old hunting lodge today, and my gun is called Betsy."
 FILLERS = (
@@ -178,6 +120,77 @@ FILLERS = (
     "The clock in the hall is slow, it has lost five minutes since yesterday and nobody wants to wind it.",
     "The cat sleeps on the sofa all day long, and in the evening she walks along the wall of the garden to look for mice.",
 )
+LEFT = {
+    "fifo": "Left because the context was full and it was the oldest",
+    # A question leaves with the answer that has the least attention.
+    "brightness": "Left (because the context was full and the model paid it least attention|"
+    "together with the message that it belongs to, because the context was full)",
+}
+
+
+@pytest.mark.parametrize("small", ["brightness", "fifo"], indirect=True)
+def test_paragraph_is_pruned_and_resurrected_at_its_position(open_page, small, request):
+    page = open_page()
+    left = LEFT[request.node.callspec.params["small"]]
+    expect(page.locator(".empty")).to_be_visible()
+    say(page, GUN)
+    first = chunk(page, "called Betsy")
+    expect(first).to_be_visible()
+    shades = {}
+
+    def record_shades():
+        for name, shade in page.locator(".chunk").evaluate_all(
+            "all => all.map((node) => [node.dataset.chunk, node.style.getPropertyValue('--bar')])"
+        ):
+            shades.setdefault(name, set()).add(shade)
+
+    record_shades()
+    for n in range(30):
+        say(page, FILLERS[n % len(FILLERS)])
+        record_shades()
+        if page.locator(".chunk.ghost", has_text="called Betsy").count():
+            break
+    # It stays at its place, faint, and says why on demand.
+    expect(first).to_have_class(GHOST)
+    assert page.locator(".turn").first.get_attribute("data-turn") == "0"
+    first.hover()
+    first.get_by_role("button", name="Why").click()
+    expect(first.locator(".ghost-reason")).to_have_text(re.compile(f"^{left}"))
+    shot(page, "ghosts")
+    assert any(len(colours) > 1 for colours in shades.values()), f"shades change: {shades}"
+    # The panel gives the reason of the removal.
+    open_panel(page, "graveyard")
+    expect(page.locator("#pruned-count")).to_have_text(re.compile(r"\([1-9]\d*\)"))
+    page.fill("#graveyard-q", "my gun is called")
+    row = page.locator("#panel .row", has_text="called Betsy")
+    expect(row).to_contain_text(re.compile(left))
+    shot(page, "graveyard")
+    page.keyboard.press("Escape")
+    # The panel shows that the paragraph was in the context after turn 1.
+    open_panel(page, "past")
+    page.locator("#past-turn").fill("1")
+    expect(page.locator("#panel .row", has_text="called Betsy")).to_contain_text("out of context now")
+    shot(page, "past")
+    page.click("[aria-label='Close the panel']")
+    # A question about the paragraph resurrects it at its position, above all later messages.
+    page.fill("#message", "What is my gun called?")
+    page.press("#message", "Enter")
+    page.locator(".chunk.resurrected", has_text="called Betsy").wait_for()
+    # The running answer has no turn until its first token.
+    turns = page.locator(".turn:not([data-turn=''])").evaluate_all(
+        "turns => turns.map((turn) => Number(turn.dataset.turn))"
+    )
+    assert turns == sorted(turns) and turns[0] == 0, turns
+    shot(page, "resurrected")
+    expect(page.locator("#stop")).to_be_hidden(timeout=LONG)
+    # The answer says what it used, also after a reload, and leads to it.
+    page.reload()
+    chip = page.locator(".turn.assistant").last.locator(".chip", has_text="Good morning! I am cleaning")
+    expect(chip).to_be_visible()
+    chip.click()
+    expect(page.locator(".chunk.found", has_text="called Betsy")).to_be_in_viewport()
+    detail = small.halo("GET", "/conversations/main/chunks/u0.0")[1]
+    assert "resurrected" in [entry["action"] for entry in detail["history"]]
 
 
 @pytest.mark.parametrize("preset", ["halo", "halo_weave"])
@@ -196,7 +209,10 @@ def test_paragraph_pruned_by_brightness_comes_back(browser, tmp_path, preset):
     page.fill("#message", "What is my gun called?")
     page.press("#message", "Enter")
     page.locator(".chunk.resurrected", has_text="called Betsy").wait_for(timeout=LONG)
-    turns = page.locator(".turn").evaluate_all("turns => turns.map((turn) => Number(turn.dataset.turn))")
+    # The running answer has no turn until its first token.
+    turns = page.locator(".turn:not([data-turn=''])").evaluate_all(
+        "turns => turns.map((turn) => Number(turn.dataset.turn))"
+    )
     assert turns == sorted(turns) and turns[0] == 0, turns
     expect(page.locator("#stop")).to_be_hidden(timeout=LONG)
     history = server.halo("GET", "/conversations/main/chunks/u0.0")[1]["history"]
@@ -307,6 +323,93 @@ def test_shade_colours(open_page):
     assert shades["places"] == [0.5, 0, 1, 0.5], "relative to the others"
 
 
+SHADES = """async () => {
+  const { state } = await import("/js/state.js");
+  const { emit, on } = await import("/js/bus.js");
+  document.getElementById("log").classList.add("filling");
+  const frames = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  const [chunk] = state.chunks.values();
+  const node = document.querySelector(`[data-chunk="${chunk.id}"]`);
+  const bars = [];
+  for (const attention of [0.02, 0.02 * Math.sqrt(1000), 20]) {
+    Object.assign(chunk, { attention, relative_brightness: 0.25 });
+    emit("touch", chunk.turn);
+    await frames();
+    const { backgroundColor, width } = getComputedStyle(node, "::before");
+    bars.push([backgroundColor, width]);
+  }
+  const words = [1, 2, 3, 4, 5].map((level) => {
+    const { color, backgroundColor } = getComputedStyle(node, `::highlight(bright-${level})`);
+    return [color, backgroundColor];
+  });
+  return { bars, words, title: node.title, plain: getComputedStyle(node).color };
+}"""
+
+
+def luminance(colour):
+    """The relative luminance of a computed colour."""
+    numbers = [float(number) for number in re.findall(r"[\d.]+", colour.replace("srgb", ""))[:3]]
+    parts = numbers if colour.startswith("color(") else [number / 255 for number in numbers]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_drawn_shades_in_both_themes(browser, small):
+    small.say("main", "The gun on the wall is called Betsy.")
+    for theme, text in (("dark", "rgb(255, 255, 255)"), ("light", "rgb(28, 21, 0)")):
+        page = browser.new_page(color_scheme=theme)
+        page.goto(f"{small.url}/#main")
+        expect(page.locator(".chunk").first).to_be_visible()
+        drawn = page.evaluate(SHADES)
+        colours, widths = zip(*drawn["bars"], strict=True)
+        assert widths == ("1px", "2.5px", "4px"), theme
+        if theme == "dark":
+            assert colours == ("rgb(100, 90, 40)", "rgb(200, 180, 80)", "rgb(255, 220, 100)")
+        else:
+            # Gold on white: the brighter, the darker the bar, and even the dimmest is visible.
+            levels = [luminance(colour) for colour in colours]
+            assert levels == sorted(levels, reverse=True) and levels[0] < 0.75 and levels[2] < 0.2, colours
+        assert [colour for colour, _ in drawn["words"]] == [text] * 5, theme
+        grounds = [ground for _, ground in drawn["words"]]
+        alphas = [float(ground.removesuffix(")").split(",")[-1]) for ground in grounds]
+        assert alphas == pytest.approx([0.2, 0.275, 0.35, 0.425, 0.5], abs=0.003), theme
+        assert all(ground.startswith("rgba(255, 200, 50, ") for ground in grounds), theme
+        assert "brightness in this context: 25 of 100" in drawn["title"]
+        page.close()
+
+
+def test_unchanged_paragraphs_are_not_drawn_again(open_page, small):
+    page = open_page()
+    say(page, "The gun on the wall is called Betsy.")
+    page.wait_for_timeout(300)
+    counts = page.evaluate("""async () => {
+      const { state } = await import("/js/state.js");
+      const { emit, on } = await import("/js/bus.js");
+      const frames = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+      const changed = new Set();
+      let mutations = 0, drawn = 0;
+      const observer = new MutationObserver((records) => {
+        mutations += records.length;
+        for (const { target } of records) changed.add(target.dataset?.chunk ?? target.nodeName);
+      });
+      observer.observe(document.getElementById("log"),
+        { subtree: true, childList: true, attributes: true, attributeFilter: ["style", "class", "title"] });
+      on("drawn", () => { drawn += 1; });
+      const turns = [...state.chunks.values()].map((chunk) => chunk.turn);
+      for (let n = 0; n < 50; n += 1) for (const turn of turns) emit("touch", turn);
+      await frames();
+      const unchanged = mutations;
+      const [chunk] = state.chunks.values();
+      chunk.attention = 19;
+      emit("touch", chunk.turn);
+      await frames();
+      return { unchanged, drawn, changed: [...changed], chunk: chunk.id };
+    }""")
+    assert counts["unchanged"] == 0, counts
+    assert counts["drawn"] <= 3, f"drawn once a frame, not once an event: {counts}"
+    assert counts["changed"] == [counts["chunk"]], counts
+
+
 HIGHLIGHTS = """(name) => Object.fromEntries([1, 2, 3, 4, 5].map((level) => [level,
   [...(CSS.highlights.get(`${name}-${level}`) ?? [])].map((range) =>
     [range.startContainer.parentElement.closest(".chunk").dataset.chunk,
@@ -405,13 +508,13 @@ def test_slider_sets_a_number(open_page):
     page = open_page()
     open_panel(page, "settings")
     page.fill("#settings-q", "generation.top_p")
-    slider = page.get_by_role("slider", name="generation.top_p")
+    slider = page.get_by_role("slider", name=re.compile("^Top-p,"))
     slider.fill("0.5")
-    expect(page.locator(".toast").last).to_contain_text("generation.top_p is now 0.5")
+    expect(page.locator(".toast").last).to_contain_text("Top-p is now 0.5")
     expect(page.locator("[id='set-generation.top_p']")).to_have_value("0.5")
     # A wide range is logarithmic; its end is the largest number.
     page.fill("#settings-q", "trace.interval")
-    page.get_by_role("slider", name="trace.interval").fill("1")
+    page.get_by_role("slider", name=re.compile("^Interval,")).fill("1")
     expect(page.locator("[id='set-trace.interval']")).to_have_value("1000000000")
 
 
@@ -425,7 +528,8 @@ def test_settings_survive_a_reload(open_page):
     expect(page.locator("#panel .error:not(:empty)")).to_contain_text("generation.temperature")
     box.fill("0.3")
     box.press("Enter")
-    expect(page.locator(".toast")).to_contain_text("generation.temperature is now 0.3")
+    expect(page.locator(".toast")).to_contain_text("Temperature is now 0.3")
+    page.fill("#settings-q", "")
     page.select_option("#theme", "light")
     shot(page, "settings")
     page.reload()
@@ -667,7 +771,7 @@ def test_attention_recording_is_drawn(open_page):
     page.check("#recording")
     expect(page.locator(".toast", has_text="recorded from now on")).to_be_visible()
     say(page, "What is the fox called?")
-    page.locator("#panel .row", has_text="turn 3").get_by_role("button", name="Open").click()
+    page.locator("#panel .row", has_text="message 4").get_by_role("button", name="Open").click()
     picture = page.locator("#panel canvas")
     expect(picture).to_be_visible()
     picture.focus()

@@ -4,7 +4,6 @@ import pytest
 from playwright.sync_api import expect
 
 from conftest import Server
-from test_transcript import open_chat, scripted  # noqa: F401 fixtures
 
 WORDS = [f" word{n}" for n in range(60)]
 
@@ -24,7 +23,7 @@ def user_texts(server, name="main"):
     ]
 
 
-def test_text_files_are_attached_and_folded(scripted, open_chat):  # noqa: F811
+def test_text_files_are_attached_and_folded(scripted, open_chat):
     server = scripted("Hello.", "I have read it.")
     server.say("main", "Hello.")
     page = open_chat(server)
@@ -64,7 +63,7 @@ def test_text_files_are_attached_and_folded(scripted, open_chat):  # noqa: F811
         ("huge.txt", "text/plain", b"x" * 300_000, "huge.txt is too large: 300 kB; at most 256 kB"),
     ],
 )
-def test_other_files_are_refused_with_a_reason(scripted, open_chat, name, kind, content, reason):  # noqa: F811
+def test_other_files_are_refused_with_a_reason(scripted, open_chat, name, kind, content, reason):
     server = scripted("Yes.")
     server.say("main", "Hello.")
     page = open_chat(server)

@@ -4,14 +4,14 @@ import re
 
 from playwright.sync_api import expect
 
-from test_transcript import open_chat, scripted, shot  # noqa: F401 fixtures
+from test_transcript import shot
 
 TALK = ["The gun on the wall of the lodge is called Betsy."] + [
     f"Please tell me something long about {topic} today." for topic in ("cheese", "trains", "winter", "bread", "ships")
 ]
 
 
-def test_statistics_have_axes_and_values(scripted, open_chat):  # noqa: F811
+def test_statistics_have_axes_and_values(scripted, open_chat):
     settings = ("context.max_tokens=300", "generation.max_tokens=60", "chunk.min_tokens=8", "prune.policy=fifo")
     server = scripted(*[f"{'Word ' * 30}number {n}." for n in range(8)], settings=settings)
     for text in [*TALK, "What is the gun on the wall called?"]:
@@ -46,3 +46,17 @@ def test_statistics_have_axes_and_values(scripted, open_chat):  # noqa: F811
     row.get_by_role("button", name="The gun on the wall").click()
     expect(page.locator(".chunk", has_text="called Betsy").first).to_be_in_viewport()
     shot(page, "stats")
+    # The sentences with the most attention, word for word; a click leads there.
+    page.get_by_role("button", name="Extract").click()
+    items = page.locator("#extract li")
+    expect(items.first).to_be_visible()
+    _, extracted = server.halo("GET", "/conversations/main/extract")
+    assert items.all_inner_texts() == [sentence["text"].strip() for sentence in extracted]
+    said = [
+        chunk["text"]
+        for chunk in server.halo("GET", "/conversations/main/transcript?limit=50")[1]["messages"]
+        for chunk in chunk["chunks"]
+    ]
+    assert all(any(sentence["text"].strip() in text for text in said) for sentence in extracted)
+    items.first.get_by_role("button").click()
+    expect(page.locator(f"[data-chunk='{extracted[0]['chunk']}']")).to_be_in_viewport()

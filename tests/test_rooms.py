@@ -268,6 +268,7 @@ def test_rooms_page_creates_changes_and_retires_agents(open_page, rooms):
         expect(mind.locator("figure.telemetry")).to_have_attribute("data-beats", str(beats))
     expect(mind.locator("figure.telemetry g")).to_have_count(2)
     expect(mind.locator("figure.telemetry figcaption")).to_contain_text("rooms ")
+    expect(mind.locator(".managed")).to_have_text(re.compile(r"^The last HUD filled \d+ % of its budget\.$"))
     expect(mind.locator("table.formats tbody tr")).to_have_count(4)
     expect(mind.locator("table.formats tr[data-measured=json]")).to_contain_text("0 %")
     shot(page, "rooms-telemetry")
@@ -497,3 +498,33 @@ def wait_until(condition, seconds=120):
     while not condition():
         assert time.monotonic() < end, "the condition was not reached in time"
         time.sleep(0.2)
+
+
+def test_shortened_messages_of_agents_are_shown_and_counted(browser, tmp_path, remote_model):
+    long = "The boats came in late, and everybody was tired of the wind. " * 6
+    answer = json.dumps({"responses": [{"room_id": 1, "message": long.strip()}], "actions": []})
+    at = remote_model([[answer]])
+    settings = ("rooms.max_tokens=400", f"rooms.models={at}", "rooms.cooling_tokens=3000", "rooms.summaries=truncate")
+    messages = "".join(f'\n[[rooms.messages]]\nsender = "Ben"\ncontent = "{n}. {long}"\n' for n in range(150))
+    server = Server(tmp_path, *settings).start()
+    try:
+        world = {"name": "lamp", "file": WORLD.format(at=at) + messages}
+        status, result = server.halo("POST", "/worlds", world)
+        assert status == 201, result
+        page = browser.new_page()
+        page.goto(f"{server.url}/rooms.html#lamp")
+        page.click("#rooms button:has-text('Ada')")
+        page.click(".agent[data-agent='1'] > button")
+        mind = page.locator("[data-mind='1']")
+        mind.locator("button", has_text="Think now").click()
+        expect(mind.locator(".managed")).to_contain_text("messages shortened in HUDs.", timeout=20_000)
+        telemetry = server.halo("GET", "/worlds/lamp/telemetry")[1]["heartbeats"]
+        cooled = sum(beat["cooled_messages"] for beat in telemetry)
+        summarized = sum(beat["summarized_messages"] for beat in telemetry)
+        assert cooled > 0 and all(beat["pressure_percent"] > 0 for beat in telemetry), telemetry
+        _, text = server.call("GET", "/metrics")
+        assert f"halo_agent_messages_cooled_total {cooled}\n" in text
+        assert f"halo_agent_messages_summarized_total {summarized}\n" in text
+        page.close()
+    finally:
+        server.stop()

@@ -40,32 +40,6 @@ def scripted(scripted):
     return lambda *answers, settings=(): scripted(*answers, settings=("recall.mode=lexical", *settings))
 
 
-@pytest.fixture
-def open_chat(browser):
-    """Opens pages and fails the test on every console error, dialog and request to another server."""
-    contexts, problems = [], []
-
-    def open_page(server, name="main", **more):
-        context = browser.new_context(**{"color_scheme": "dark", "viewport": {"width": 1280, "height": 800}, **more})
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
-        page.on("request", lambda request: problems.append(request.url) if not is_local(request.url, server) else None)
-        page.goto(f"{server.url}/#{name}")
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert not problems, problems
-
-
-def is_local(url, server):
-    return url.startswith((server.url, "data:", "blob:"))
-
-
 def shot(page, name):
     SHOTS.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=SHOTS / f"{name}.png")
@@ -250,10 +224,17 @@ def test_continue_after_the_length_limit(scripted, open_chat):
     page = open_chat(server)
     answer = page.locator(".turn.assistant").first
     expect(answer).to_contain_text("Stopped at the length limit")
+    before = answer.locator(".text").inner_text().strip()
+    assert before and before != "One two three four five six seven eight."
     answer.get_by_role("button", name="Continue").click()
-    expect(page.locator(".turn")).to_have_count(4)
-    expect(page.locator(".turn.user").last).to_contain_text("Continue.")
-    expect(page.locator(".turn.assistant").last).to_contain_text("Nine.")
+    # The answer goes on in the same message; the one that was cut is a variant.
+    answer = page.locator(".turn.assistant")
+    expect(answer).to_have_count(1)
+    expect(answer.locator(".text")).to_have_text(re.compile(f"^{re.escape(before)}Nine"))
+    expect(page.locator(".turn")).to_have_count(2)
+    expect(answer.locator(".variants")).to_contain_text("2/2")
+    answer.get_by_role("button", name="Previous answer").click()
+    expect(answer.locator(".text")).to_have_text(before)
 
 
 def test_bars_appear_when_the_context_fills(scripted, open_chat):

@@ -7,6 +7,14 @@ import { openConversation, state } from "./state.js";
 
 export const ROLE_LABELS = { user: "You", assistant: "Model", system: "System", tool: "Tool" };
 
+/** Who said a message: the name of an import, the name that this chat has for the role, or the role. */
+/** @param {{ role?: string, speaker?: string | null }} message */
+export function speakerOf({ role, speaker }) {
+  const { user_name, model_name } = state.snapshot?.persona ?? {};
+  const own = { user: user_name, assistant: model_name }[role];
+  return speaker || own || ROLE_LABELS[role] || role;
+}
+
 const EDITED = {
   pin: "Pinned",
   unpin: "Unpinned",
@@ -108,10 +116,57 @@ async function confirmDelete(chunks) {
   });
 }
 
+// A branch that ends with this message, which has the variants of it.
+async function branchAt(message) {
+  const from = state.name;
+  const to = await freeName(`${from.replace(/ · branch( \d+)?$/, "")} · branch`);
+  await api.branch(from, to, message.turn);
+  return { from, to };
+}
+
+async function openBranch({ from, to }) {
+  await openConversation(to);
+  emit("list");
+  toast(`Branch of “${from}”, which stays as it is.`, { action: "Back", onAction: () => openConversation(from) });
+}
+
+/** Another answer in the place of an older one: in a branch, because later messages build on the older one. */
+export async function regenerateInBranch(message) {
+  if (state.running) return;
+  try {
+    const branched = await branchAt(message);
+    await api.regenerate(branched.to);
+    await openBranch(branched);
+  } catch (error) {
+    report(error);
+  }
+}
+
+/** Chooses a variant of an older message, in a branch. */
+export async function chooseVariantInBranch(message, variant) {
+  try {
+    const branched = await branchAt(message);
+    await api.chooseVariant(branched.to, variant.turn);
+    await openBranch(branched);
+  } catch (error) {
+    report(error);
+  }
+}
+
 export async function regenerate() {
   if (state.running) return;
   try {
     await api.regenerate(state.name);
+  } catch (error) {
+    report(error);
+  }
+}
+
+/** Generates more of the last answer. */
+export async function continueAnswer() {
+  if (state.running) return;
+  try {
+    await api.continueAnswer(state.name);
   } catch (error) {
     report(error);
   }

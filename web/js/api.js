@@ -38,7 +38,23 @@ async function request(method, path, body, type) {
   }
 }
 
-const upload = async (path, file) => readJson(await request("POST", path, file, "application/octet-stream"));
+// Sends a file. `fetch` does not tell how much of a body has been sent.
+async function send(path, file, onProgress) {
+  for (;;) {
+    const response = await new Promise((resolve, reject) => {
+      const sending = new XMLHttpRequest();
+      sending.open("POST", BASE + path);
+      for (const [name, value] of Object.entries(headers({ "content-type": "application/octet-stream" })))
+        sending.setRequestHeader(name, value);
+      sending.upload.onprogress = ({ loaded, total }) => onProgress(loaded, total);
+      sending.onerror = () => reject(new ServerUnreachable());
+      sending.onload = () => resolve(new Response(sending.response, { status: sending.status }));
+      sending.send(file);
+    });
+    if (response.status === 401 && (await askForKey())) continue;
+    return readJson(response);
+  }
+}
 
 async function download(path) {
   const response = await request("GET", path);
@@ -91,11 +107,22 @@ export const api = {
   outline: (name, parts) => call("GET", `${chat(name)}/outline?${query({ parts })}`),
   searchAll: (q, offset = 0) => call("GET", `/search?${query({ q, offset })}`),
   exportConversation: (name, format) => download(`${chat(name)}/export?${query({ format })}`),
-  importFile: (file, name) => upload(`/import?${query({ file_name: file.name, name })}`, file),
+  importFile: (file, name, onProgress) => send(`/import?${query({ file_name: file.name, name })}`, file, onProgress),
   deletedConversations: () => call("GET", "/deleted_conversations"),
   restoreConversation: (name) => call("POST", `${chat(name)}/forget/cancel`, {}),
+  pendingForgets: (name) => call("GET", `${chat(name)}/forget`),
+  forget: (name, selection) => call("POST", `${chat(name)}/forget`, selection),
+  cancelForget: (name, selection) => call("POST", `${chat(name)}/forget/cancel`, selection),
   sendMessage: (name, text, id) => call("POST", `${chat(name)}/messages`, { text, id }),
   editLast: (name, text) => call("POST", `${chat(name)}/edit_last`, { text }),
+  continueAnswer: (name) => call("POST", `${chat(name)}/continue`),
+  replaceAnswer: (name, text) => call("PUT", `${chat(name)}/answer`, { text }),
+  options: (name) => call("GET", `${chat(name)}/options`),
+  setOptions: (name, options) => call("PUT", `${chat(name)}/options`, options),
+  chooseModel: (name, model) => call("PUT", `${chat(name)}/model`, { model }),
+  models: () => call("GET", "/models"),
+  downloadModel: (name) => call("POST", "/models/download", { name }),
+  testModelServer: (address) => call("POST", "/models/test", { address }),
   regenerate: (name) => call("POST", `${chat(name)}/regenerate`),
   deleted: (name, values) => call("GET", `${chat(name)}/deleted?${query(values)}`),
   variants: (name) => call("GET", `${chat(name)}/variants`),
@@ -133,6 +160,8 @@ export const api = {
   worldCommand: (name, command) => call("POST", `${world(name)}/commands`, command),
   setClock: (name, values) => call("PUT", `${world(name)}/clock`, values),
   memoryOrigins: (name, id) => call("GET", `/conversations/${encodeURIComponent(name)}/memories/${id}/origins`),
+  carryMemories: (name, memories) =>
+    call("POST", `/conversations/${encodeURIComponent(name)}/memories/carry`, { memories }),
   memoryConflicts: (name) => call("GET", `/conversations/${encodeURIComponent(name)}/memories/conflicts`),
   resolveConflict: (name, decision) =>
     call("POST", `/conversations/${encodeURIComponent(name)}/memories/conflicts`, decision),

@@ -38,7 +38,7 @@ export function captures(panel) {
     el(
       "div",
       { class: "row" },
-      el("p", {}, `turn ${capture.turn} · ${count(capture.steps, "token")} · ${time(capture.at)}`),
+      el("p", {}, `message ${capture.turn + 1} · ${count(capture.steps, "token")} · ${time(capture.at)}`),
       el("p", { class: "quiet" }, `${capture.model} · halo replay ${capture.path}`),
       el("div", { class: "bar" }, el("button", { type: "button", onclick: () => open(capture) }, "Open")),
     );
@@ -81,7 +81,7 @@ function heatMap(capture, { segments, steps }) {
     class: "heat",
     tabindex: "0",
     role: "img",
-    "aria-label": `attention of turn ${capture.turn}: ${[...rows]
+    "aria-label": `attention of message ${capture.turn + 1}: ${[...rows]
       .sort((a, b) => sums[b] - sums[a])
       .slice(0, 5)
       .map((n) => `${title(segments[n], n)} ${((sums[n] / steps.length) * 100).toFixed(0)} percent`)
@@ -137,7 +137,7 @@ function heatMap(capture, { segments, steps }) {
   return el(
     "div",
     { class: "row" },
-    el("h3", {}, `Attention of turn ${capture.turn}, token by token`),
+    el("h3", {}, `Attention of message ${capture.turn + 1}, token by token`),
     el("div", { class: "heat-box" }, labels, el("div", { class: "heat-scroll" }, canvas)),
     cell,
   );

@@ -4,9 +4,11 @@ import { branch, freeName, messageText, stop } from "./actions.js";
 import { api, ServerUnreachable } from "./api.js";
 import * as attachments from "./attachments.js";
 import { emit, on } from "./bus.js";
+import { sendPendingOptions } from "./chat_options.js";
 import { $, autoGrow, el, number, toast } from "./dom.js";
+import { sendPendingModel } from "./models.js";
 import * as queue from "./queue.js";
-import { lastMessages } from "./reducers.js";
+import { isReadOnly, lastMessages } from "./reducers.js";
 import { openConversation, refresh, state } from "./state.js";
 import { isUntitled, titleOf } from "./titles.js";
 
@@ -22,6 +24,7 @@ export function init() {
   box.addEventListener("input", () => {
     if (!editing) localStorage.setItem(draftKey(state.name), box.value);
     autoGrow(box);
+    drawStatus();
   });
   box.addEventListener("keydown", (event) => {
     // On a touch screen Enter begins a new line: there is a button to send.
@@ -112,9 +115,20 @@ async function send() {
     }
     localStorage.removeItem(draftKey(state.name));
     localStorage.setItem(draftKey(name), text);
-    openConversation(name);
+    try {
+      await sendPendingModel(state.name, name);
+      await sendPendingOptions(state.name, name);
+    } catch (error) {
+      toast(`Not sent: ${error.message}. Your text is still in the box.`, { error: true });
+      return;
+    }
+    openConversation(name, { isNew: true });
     box.value = text;
   }
+  if (state.snapshot?.fresh && state.name === name)
+    await sendPendingModel(name, name)
+      .then(() => sendPendingOptions(name, name))
+      .catch((error) => toast(error.message, { error: true }));
   localStorage.setItem(sentKey(name), JSON.stringify(message));
   await deliver(name, message);
 }
@@ -163,6 +177,7 @@ async function attempt(name, work) {
 
 const isLastQuestion = (message) =>
   lastMessages(state, 2).findLast((other) => other.role === "user")?.turn === message.turn;
+const isLastAnswer = (message) => message.role === "assistant" && lastMessages(state, 1)[0]?.turn === message.turn;
 
 /** Puts a message into the box. A banner is shown until it is sent or cancelled; the draft is kept. */
 function startEdit(message) {
@@ -189,7 +204,10 @@ function editEffect(message) {
       "Sending replaces it and its answer; the old version stays a variant.",
       "Replace",
     ];
-  return ["Editing an earlier message.", "Sending makes a branch from here; this chat stays as it is.", "Branch"];
+  if (isLastAnswer(message))
+    return ["Editing the last answer.", "Saving replaces it; the old version stays a variant.", "Save"];
+  const what = message.role === "assistant" ? "Editing an earlier answer." : "Editing an earlier message.";
+  return [what, "Sending makes a branch from here; this chat stays as it is.", "Branch"];
 }
 
 function cancelEdit() {
@@ -210,11 +228,19 @@ async function sendEdit(text) {
     if (await attempt(name, () => api.editLast(name, text))) cancelEdit();
     return;
   }
+  if (isLastAnswer(message)) {
+    if (await attempt(name, () => api.replaceAnswer(name, text))) cancelEdit();
+    return;
+  }
   // The branch ends before the message that is edited.
   const before = message.turn - 1;
   cancelEdit();
   const to = before < 0 ? await freeName(titleOf(text)) : await branch(before, name);
   if (to === null) return;
+  if (message.role === "assistant") {
+    await attempt(to, () => api.replaceAnswer(to, text));
+    return;
+  }
   if (before < 0) await openConversation(to);
   await deliver(to, { id: crypto.randomUUID(), text });
 }
@@ -225,9 +251,16 @@ function drawStatus() {
   const { snapshot, running } = state;
   $("stop").hidden = !running;
   $("send").hidden = !!running && !$("message").value.trim() && !editing;
+  if (!editing) {
+    $("send").textContent = running ? "Queue" : "Send";
+    $("send").title = running ? "It is sent after this answer (Enter)" : "Send (Enter)";
+  }
+  drawReadOnly();
   $("progress").textContent = state.connected ? progressText(running) : "";
   if (!snapshot) {
     $("summary").textContent = "";
+    $("meter-parts").hidden = true;
+    $("meter").hidden = true;
     return;
   }
   const limit = snapshot.limit || 1;
@@ -242,6 +275,10 @@ function drawStatus() {
   meter.children[0].style.width = share(system);
   meter.children[1].style.width = share(kept);
   meter.children[2].style.width = share(Math.min(reserved, Math.max(0, limit - snapshot.live)));
+  $("meter-parts").hidden = !!snapshot.fresh;
+  [system, kept, reserved].forEach((tokens, n) => {
+    $("meter-parts").children[n].querySelector("b").textContent = number(tokens);
+  });
   const parts =
     `System prompt ${number(system)} · messages ${number(kept)} · room for the next message and its answer ` +
     `${number(reserved)}. When the context is full, the paragraphs with the least attention leave it.`;
@@ -249,6 +286,16 @@ function drawStatus() {
   meter.setAttribute("aria-valuetext", `${number(snapshot.live)} of ${number(limit)} tokens. ${parts}`);
   $("summary").textContent = summaryText(snapshot);
   $("summary").title = parts;
+}
+
+// A chat that another program writes can only be read here.
+function drawReadOnly() {
+  const box = $("message");
+  const readOnly = isReadOnly(state);
+  if (box.disabled === readOnly) return;
+  box.disabled = readOnly;
+  box.placeholder = readOnly ? "This chat is open in another program" : "Message";
+  $("attach").disabled = readOnly;
 }
 
 function summaryText(snapshot) {

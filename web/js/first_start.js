@@ -1,7 +1,7 @@
 // What an empty chat shows: what Halo is, the model in use, and something to begin with.
 
 import { emit } from "./bus.js";
-import { el, withCode } from "./dom.js";
+import { el } from "./dom.js";
 import { state } from "./state.js";
 
 const EXAMPLES = [
@@ -56,17 +56,13 @@ export function drawEmpty(log, empty) {
             ? el(
                 "p",
                 { class: "quiet", data: { hint: "tiny" } },
-                ...withCode(
-                  "It is very small: good for a first look, weak in its answers. `halo models` lists better ones, and " +
-                    "`halo serve --model` takes a file or the address of Ollama, KoboldCPP or llama-server.",
+                "It is very small: good for a first look, weak in its answers. ",
+                el(
+                  "button",
+                  { type: "button", class: "outlined", onclick: () => emit("panel", "models") },
+                  "Choose a better model",
                 ),
-              )
-            : null,
-          status && !status.embedder
-            ? el(
-                "p",
-                { class: "quiet", data: { hint: "embedder" } },
-                ...withCode("Search finds words only: there is no embedding model. `halo models pull` downloads one."),
+                " Download one, or use the address of Ollama, KoboldCPP, LM Studio or llama-server.",
               )
             : null,
           el(

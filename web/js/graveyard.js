@@ -1,9 +1,9 @@
 // The panel “Out of context”: pruned paragraphs, which can be brought back, and deleted ones, which can be restored.
 
-import { editChunks, showDetails } from "./actions.js";
+import { editChunks, showDetails, speakerOf } from "./actions.js";
 import { api } from "./api.js";
 import { emit } from "./bus.js";
-import { count, el, number } from "./dom.js";
+import { ask, count, el, number, time, toast } from "./dom.js";
 import { explainHistory } from "./reasons.js";
 import { normalize, shadeStyle } from "./shade.js";
 import { state } from "./state.js";
@@ -14,6 +14,7 @@ const PAGE = 50;
 export function graveyard(panel) {
   const list = el("div", {});
   const deletedList = el("section", { "aria-label": "Deleted" });
+  const pendingList = el("section", { "aria-label": "To be forgotten" });
   const about = el("p", { class: "quiet", role: "status" });
   let requests = 0;
   const load = async (offset = 0) => {
@@ -74,10 +75,12 @@ export function graveyard(panel) {
     about,
     list,
     deletedList,
+    pendingList,
   );
   const loadBoth = () => {
     load();
     loadDeleted(deletedList);
+    loadPending(pendingList);
   };
   loadBoth();
   return {
@@ -102,12 +105,17 @@ async function loadDeleted(box, offset = 0) {
     el(
       "div",
       { class: "row", data: { deleted: chunk.id } },
-      el("p", { class: "quiet" }, `message ${chunk.turn + 1}, ${chunk.role} · ${chunk.reason ?? "deleted"}`),
+      el("p", { class: "quiet" }, `message ${chunk.turn + 1}, ${speakerOf(chunk)} · ${chunk.reason ?? "deleted"}`),
       el("p", { class: "text", tabindex: "0" }, chunk.text.trim()),
       el(
         "div",
         { class: "bar" },
         el("button", { type: "button", onclick: () => editChunks("undelete", [chunk.id], chunk.text) }, "Restore"),
+        el(
+          "button",
+          { type: "button", class: "danger", onclick: () => forget(chunk, () => loadDeleted(box)) },
+          "Forget for good…",
+        ),
       ),
     ),
   );
@@ -118,6 +126,51 @@ async function loadDeleted(box, offset = 0) {
     box.append(el("button", { class: "more", type: "button", onclick: () => loadDeleted(box, offset + PAGE) }, "More"));
 }
 
+// Erases a deleted paragraph after the days in which that can be undone.
+async function forget(chunk, done) {
+  const sure = await ask("Forget this paragraph for good?", {
+    confirm: "Forget for good",
+    about:
+      "It is erased from the disk, with the memories and notes that contain it, after a few days. Until then it is listed " +
+      "under “To be forgotten” and can be kept.",
+  });
+  if (!sure) return;
+  try {
+    const { due, warnings } = await api.forget(state.name, { chunks: [chunk.id] });
+    const when = due ? `It is erased on ${time(due)}.` : "It is erased.";
+    toast([when, ...warnings].join(" "), { stay: warnings.length ? null : undefined });
+    done();
+  } catch (error) {
+    toast(error.message, { error: true });
+  }
+}
+
+// What is hidden and waits for its erasure.
+async function loadPending(box) {
+  const { name } = state;
+  const pending = state.snapshot?.fresh ? [] : await api.pendingForgets(name).catch(() => []);
+  if (name !== state.name) return;
+  const keep = (entry) =>
+    api.cancelForget(name, { chunks: entry.chunks }).then(
+      () => {
+        toast("It is kept.");
+        loadPending(box);
+      },
+      (error) => toast(error.message, { error: true }),
+    );
+  box.replaceChildren(
+    ...(pending.length ? [el("h3", {}, `To be forgotten (${number(pending.length)})`)] : []),
+    ...pending.map((entry) =>
+      el(
+        "div",
+        { class: "row", data: { pending: entry.chunks.join(" ") } },
+        el("p", {}, `${count(entry.chunks.length, "paragraph")}, erased on ${time(entry.due)}`),
+        el("div", { class: "bar" }, el("button", { type: "button", onclick: () => keep(entry) }, "Keep after all")),
+      ),
+    ),
+  );
+}
+
 function prunedRow(chunk, brightness) {
   const node = el(
     "div",
@@ -125,7 +178,7 @@ function prunedRow(chunk, brightness) {
     el(
       "p",
       { class: "quiet" },
-      `message ${chunk.turn + 1}, ${chunk.role}, paragraph ${chunk.index + 1} · ${count(chunk.tokens, "token")}`,
+      `message ${chunk.turn + 1}, ${speakerOf(chunk)}, paragraph ${chunk.index + 1} · ${count(chunk.tokens, "token")}`,
     ),
     el("p", { class: "text", tabindex: "0" }, chunk.text.trim()),
     chunk.reason

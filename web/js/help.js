@@ -1,4 +1,4 @@
-// The view “Help”: keys and words.
+// The view “Help”: shortcuts and words.
 
 import { el } from "./dom.js";
 
@@ -8,7 +8,11 @@ export function help(panel) {
     ["Shift+Enter", "new line"],
     ["Esc", "stop the answer, or leave editing"],
     ["Ctrl+Shift+O", "new chat"],
-    ["Alt+1 … Alt+9", "open a view of the inspector"],
+    ["F2", "rename this chat"],
+    ["Ctrl+K", "search all chats"],
+    ["Alt+1 … Alt+7", "open a view of Inspect"],
+    ["Alt+8, Alt+9", "settings, this list"],
+    ["?", "this list, when no text is being written"],
     ["↓ ↑, j k", "next or previous paragraph"],
     [".", "menu of the paragraph"],
     ["c", "copy"],
@@ -24,7 +28,7 @@ export function help(panel) {
   const terms = [
     [
       "bar at a paragraph",
-      "how much attention the model paid to it, compared with the other paragraphs in the context",
+      "how much attention each of its words got from a word of an answer; the scale is the same in every chat",
     ],
     ["out of context", "the model does not see it now; it is brought back when a message is about it, or by you"],
     ["pinned", "is never removed from the context"],
@@ -34,7 +38,9 @@ export function help(panel) {
     ],
   ];
   panel.append(
+    el("h3", {}, "Shortcuts"),
     el("dl", {}, ...keys.flatMap(([key, meaning]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, meaning)])),
+    el("h3", {}, "Words"),
     el("dl", {}, ...terms.flatMap(([term, meaning]) => [el("dt", {}, term), el("dd", {}, meaning)])),
   );
 }

@@ -30,6 +30,8 @@ const VIEWS = {
   settings: { title: "Settings", load: async () => (await import("./settings.js")).settings },
   help: { title: "Help", load: async () => (await import("./help.js")).help },
   chunk: { title: "Paragraph", load: async () => (await import("./details.js")).chunkDetails },
+  models: { title: "Model", load: async () => (await import("./models.js")).models },
+  options: { title: "This chat", load: async () => (await import("./chat_options.js")).chatOptions },
 };
 
 let open = null; // the open view: its name, its options and its event handlers
@@ -45,12 +47,17 @@ export function init() {
     open?.handlers?.state?.();
     drawCount();
   });
+  on("download", (event) => open?.handlers?.download?.(event));
   on("settings", () => open?.handlers?.settings?.());
+  // The panel covers the chat on small screens, so it makes room for what is to be shown there.
+  on("jump", () => {
+    if (covers.matches) close(false);
+  });
   on("conversation", () => {
     if (open) draw(open.name === "chunk" ? "graveyard" : open.name);
   });
   $("inspect").addEventListener("click", () => (open && VIEWS[open.name].tab ? close() : show(lastTab())));
-  for (const button of document.querySelectorAll("#sidebar [data-panel]"))
+  for (const button of document.querySelectorAll("#sidebar [data-panel], #model, #chat-options"))
     button.addEventListener("click", () => {
       const name = /** @type {HTMLElement} */ (button).dataset.panel;
       if (open?.name === name) close();
@@ -65,9 +72,13 @@ export function init() {
       event.preventDefault();
       show(Object.keys(VIEWS)[(Number(event.key) + 9) % 10]);
     }
+    const writes = /** @type {HTMLElement} */ (event.target).closest?.("input, textarea, select, dialog");
+    if (event.key === "?" && !writes && !event.ctrlKey && !event.metaKey) show("help");
     if (event.key === "Escape" && open && $("panel").contains(document.activeElement)) close();
   });
 }
+
+const covers = matchMedia("(max-width: 900px)");
 
 const lastTab = () => localStorage.getItem("tab") ?? "graveyard";
 
@@ -80,31 +91,32 @@ function show(name, options = {}) {
 }
 
 /** Closes the inspector as “back” does. */
-function close() {
+function close(focus = true) {
   if (history.state?.panel) history.replaceState(null, "");
-  hide();
+  hide(focus);
 }
 
-function hide() {
+function hide(focus = true) {
   if (!open) return;
   open = null;
   $("panel").hidden = true;
   $("panel").replaceChildren();
   markButtons();
+  if (!focus) return;
   if (opener?.isConnected && opener !== document.body) opener.focus();
   else $("message").focus();
 }
 
 function markButtons() {
   $("inspect").setAttribute("aria-pressed", String(!!open && !!VIEWS[open.name].tab));
-  for (const button of document.querySelectorAll("#sidebar [data-panel]"))
+  for (const button of document.querySelectorAll("#sidebar [data-panel], #model, #chat-options"))
     button.setAttribute("aria-pressed", String(/** @type {HTMLElement} */ (button).dataset.panel === open?.name));
 }
 
 function draw(name, options = {}, focus = false) {
   const { title, tab, load } = VIEWS[name];
   if (tab) localStorage.setItem("tab", name);
-  const closeButton = el("button", { type: "button", "aria-label": "Close the panel", onclick: close }, "×");
+  const closeButton = el("button", { type: "button", "aria-label": "Close the panel", onclick: () => close() }, "×");
   const body = el("div", { id: "panel-body" });
   const inTabs = tab || name === "chunk";
   $("panel").replaceChildren(
@@ -127,7 +139,7 @@ function draw(name, options = {}, focus = false) {
     (build) => {
       if (open !== view) return;
       view.handlers = build(body, options) ?? {};
-      const first = /** @type {HTMLElement | null} */ (body.querySelector("input, select"));
+      const first = /** @type {HTMLElement | null} */ (body.querySelector("input, select, textarea"));
       if (focus && document.activeElement === closeButton) first?.focus();
     },
     () => body.append(el("p", { class: "error" }, "This view cannot be loaded: the server is unreachable.")),

@@ -184,7 +184,7 @@ export function renderText(text, toolRanges = [], context = startContext()) {
 function renderMarkdown(text, fence) {
   if (!marked) return el("p", { class: "plain" }, text.trim());
   // A paragraph within a code block begins with its fence.
-  const source = fence === null ? text : `${fence}\n${text}`;
+  const source = fence === null ? text : `${fence}\n${text.replace(/^\n/, "")}`;
   const fragment = sanitise(marked.parse(source, { async: false }));
   fragment.querySelectorAll("pre > code").forEach((code, n) => decorateCode(code, fence !== null && n === 0));
   for (const table of fragment.querySelectorAll("table")) {
@@ -202,6 +202,11 @@ function renderMarkdown(text, fence) {
 }
 
 function decorateCode(code, continued) {
+  // A paragraph can end with the fence of a code block whose code is in the next one.
+  if (!code.textContent.trim() && !code.title) {
+    code.parentElement.remove();
+    return;
+  }
   const language = /language-([\w+#.-]+)/.exec(code.className)?.[1] ?? "";
   const pre = code.parentElement;
   pre.tabIndex = 0;

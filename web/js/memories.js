@@ -1,8 +1,10 @@
 // The panel “Memories”: the model's summaries of parts of the chat that are out of context.
 
+import { freeName } from "./actions.js";
 import { api } from "./api.js";
-import { el, time, toast } from "./dom.js";
-import { state } from "./state.js";
+import { emit } from "./bus.js";
+import { ask, el, time, toast } from "./dom.js";
+import { openConversation, state } from "./state.js";
 
 export function memories(panel) {
   const about = el("p", { class: "quiet", role: "status" });
@@ -80,6 +82,7 @@ export function memories(panel) {
         button("Where from", () => showOrigins(memory, node)),
         button(memory.pinned ? "Unpin" : "Pin", update({ pinned: !memory.pinned })),
         button(memory.disabled ? "On" : "Off", update({ disabled: !memory.disabled })),
+        button("Carry", () => run(carry(memory))),
         button("Delete", () => {
           if (confirm("Delete this memory? The messages that it summarizes stay."))
             run(api.deleteMemory(state.name, memory.id));
@@ -87,6 +90,20 @@ export function memories(panel) {
       ),
     );
     return node;
+  };
+  // A copy of the memory in another chat, or in a new one, which is opened.
+  const carry = async (memory) => {
+    const wanted = await ask("Carry this memory into another chat?", {
+      label: "Name of the chat",
+      value: await freeName(`${state.name} · next`),
+      confirm: "Carry",
+      about: "The chat is created if there is none of that name. It begins with the memory in its system prompt.",
+    });
+    const name = wanted?.trim();
+    if (!name) return;
+    await api.carryMemories(name, [{ conversation: state.name, id: memory.id }]);
+    emit("list");
+    toast(`Carried into “${name}”.`, { action: "Open", onAction: () => openConversation(name) });
   };
   // Two memories that contradict each other: the user decides.
   const conflict = ({ first, second, first_sentence, second_sentence, reason }) => {

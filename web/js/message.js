@@ -7,7 +7,8 @@ import { el, number, shortTime, time } from "./dom.js";
 import { nextContext, plainText, renderText, startContext } from "./markdown.js";
 import { openMenu } from "./menu.js";
 import { explainHistory } from "./reasons.js";
-import { shadeStyle } from "./shade.js";
+import { lastMessages } from "./reducers.js";
+import { attentionLevel, shadeStyle } from "./shade.js";
 import { state } from "./state.js";
 
 const FINISH_LABELS = {
@@ -31,7 +32,7 @@ export function drawMessage(node, message, place) {
   node ??= el(
     "article",
     { class: `turn ${message.role}`, data: { turn: message.turn } },
-    el("h2", {}, el("b", {}, actions.ROLE_LABELS[message.role] ?? message.role), el("time", {}), el("span")),
+    el("h2", {}, el("b", {}), el("time", {}), el("span")),
     el("div", { class: "body" }),
   );
   const [heading, body] = node.children;
@@ -59,7 +60,8 @@ function setText(node, text) {
 /** @param {Partial<import("./reducers.js").Message>} message */
 function drawHeading(heading, message) {
   const { at, premise, finish_reason } = message;
-  const [, timeNode, finishNode] = heading.children;
+  const [speaker, timeNode, finishNode] = heading.children;
+  setText(speaker, actions.speakerOf(message));
   setText(timeNode, at ? shortTime(at) : "");
   if (at && timeNode.title !== time(at)) timeNode.title = time(at);
   const finish = [
@@ -111,7 +113,7 @@ const chunkBox = (chunk, kind, rest) =>
     class: kind,
     tabindex: "-1",
     role: "group",
-    data: { chunk: chunk.id, position: chunk.position },
+    data: { chunk: chunk.id, position: chunk.position, turn: chunk.turn },
     "aria-label": chunkLabel(chunk, rest),
   });
 
@@ -232,15 +234,25 @@ async function loadReason(id) {
   }
 }
 
-// The bar beside a paragraph; styles are set only when they change.
+// The bar beside a paragraph, and its place among the others as its title. Both are set only when they change.
 function shadeChunk(node, chunk) {
+  const { attention, relative_brightness: place } = chunk;
+  const measured = attention !== null && attention !== undefined;
   // A new chunk has full brightness until attention to it has been measured.
-  const brightness = Math.round((chunk.relative_brightness ?? 1) * 200) / 200;
-  if (node.drawnBrightness === brightness) return;
-  node.drawnBrightness = brightness;
-  node.style.setProperty("--b", String(brightness));
-  node.style.setProperty("--bar", shadeStyle(brightness).bar);
-  node.title = `Attention: more than ${Math.round(brightness * 100)} % of the context · ${number(chunk.tokens)} tokens`;
+  const brightness = measured ? Math.round(attentionLevel(attention) * 200) / 200 : 1;
+  if (node.drawnBrightness !== brightness) {
+    node.drawnBrightness = brightness;
+    node.style.setProperty("--b", String(brightness));
+    node.style.setProperty("--bar", shadeStyle(brightness).bar);
+  }
+  const parts = [
+    `Attention: ${measured ? `${number(Number(attention.toPrecision(2)))} ‰ per token` : "not measured yet"}`,
+    // The bar is absolute; this is the value that pruning ranks by. The dimmest paragraph leaves first.
+    place !== null && place !== undefined ? `brightness in this context: ${Math.round(place * 100)} of 100` : "",
+    `${number(chunk.tokens)} tokens`,
+  ];
+  const title = parts.filter(Boolean).join(" · ");
+  if (node.title !== title) node.title = title;
 }
 
 const usedLabel = (text) => {
@@ -249,7 +261,7 @@ const usedLabel = (text) => {
 };
 
 // What the answer used: a chip for each paragraph that was brought back for it, which leads to it.
-function drawChips(node, { used = [] }) {
+export function drawChips(node, { used = [] }) {
   const old = node.querySelector(".chips");
   const key = used.map(({ id }) => id).join();
   if ((old?.dataset.key ?? "") === key) return;
@@ -271,16 +283,19 @@ function drawChips(node, { used = [] }) {
   node.children[1].after(el("div", { class: "chips", data: { key } }, ...chips));
 }
 
+const canEdit = (message) => ["user", "assistant"].includes(message.role);
+
 const button = (label, onClick, more = {}) =>
   el("button", { type: "button", tabindex: "-1", onclick: onClick, ...more }, label);
 
 function drawActions(node, message, { last }) {
-  const variants = last ? state.variants : [];
+  const variants = last ? state.variants : (message.variants ?? []);
   const canAnswer = last && !state.running;
   const key = JSON.stringify([
     last,
     canAnswer,
     message.finish_reason,
+    !!state.running,
     variants.map((variant) => [variant.turn, variant.current]),
   ]);
   if (node.drawnActions === key) return;
@@ -295,11 +310,17 @@ function drawActions(node, message, { last }) {
     assistant && canAnswer
       ? button("Regenerate", actions.regenerate, { title: "Another answer; this one is kept" })
       : null,
-    variants.length > 1 ? variantSwitch(variants) : null,
-    assistant && canAnswer && message.finish_reason === "length"
-      ? button("Continue", () => emit("send", "Continue."), { class: "continue", title: "Sends “Continue.”" })
+    assistant && !last
+      ? button("Regenerate", () => actions.regenerateInBranch(message), {
+          title: "Another answer in a branch; this chat stays as it is",
+          disabled: !!state.running,
+        })
       : null,
-    message.role === "user" ? button("Edit", () => emit("edit", message)) : null,
+    variants.length > 1 ? variantSwitch(message, variants, last) : null,
+    assistant && canAnswer && message.finish_reason === "length"
+      ? button("Continue", actions.continueAnswer, { class: "continue", title: "The answer goes on where it stopped" })
+      : null,
+    canEdit(message) ? button("Edit", () => emit("edit", message)) : null,
     button("Branch", () => actions.branch(message.turn), { title: "A copy of the chat up to here" }),
     button("⋯", (event) => openMenu(event.currentTarget, messageItems(message, canAnswer), "Message"), {
       class: "more",
@@ -316,25 +337,30 @@ function drawActions(node, message, { last }) {
     ).focus({ preventScroll: true });
 }
 
-function variantSwitch(variants) {
+function variantSwitch(message, variants, last) {
   const at = Math.max(
     0,
     variants.findIndex((variant) => variant.current),
   );
-  const what = variants[at].messages.length > 1 ? "version" : "answer";
+  const what = variants[at].messages > 1 ? "version" : "answer";
+  const choose = last ? actions.chooseVariant : (variant) => actions.chooseVariantInBranch(message, variant);
+  const place = last ? "" : " in a branch";
   const step = (mark, label, to) =>
-    button(mark, () => actions.chooseVariant(variants[to]), {
-      "aria-label": `${label} ${what}`,
+    button(mark, () => choose(variants[to]), {
+      "aria-label": `${label} ${what}${place}`,
+      title: `${label} ${what}${place}`,
       disabled: !variants[to] || !!state.running,
     });
   return el(
     "span",
-    { class: "variants", role: "group", "aria-label": `Variants of the last ${what}` },
+    { class: "variants", role: "group", "aria-label": `Variants of this ${what}` },
     step("‹", "Previous", at - 1),
     el("span", {}, `${at + 1}/${variants.length}`),
     step("›", "Next", at + 1),
   );
 }
+
+const isLast = (message) => lastMessages(state, 1)[0]?.turn === message.turn;
 
 /** Everything that can be done with a message, for touch screens and the keyboard. */
 export function messageItems(message, canAnswer) {
@@ -348,7 +374,10 @@ export function messageItems(message, canAnswer) {
   return [
     { label: "Copy", run: () => actions.copyText(text) },
     message.role === "assistant" && canAnswer && { label: "Regenerate", run: actions.regenerate },
-    message.role === "user" && { label: "Edit", run: () => emit("edit", message) },
+    message.role === "assistant" &&
+      !isLast(message) && { label: "Regenerate in a branch", run: () => actions.regenerateInBranch(message) },
+    message.role === "assistant" && canAnswer && { label: "Continue", run: actions.continueAnswer },
+    canEdit(message) && { label: "Edit", run: () => emit("edit", message) },
     { label: "Branch from here", run: () => actions.branch(message.turn) },
     pinned ? item("Unpin", "unpin", live) : item("Pin", "pin", live),
     item("Remove from context", "prune", live),

@@ -134,7 +134,11 @@ function mindParts({ hud, knowledge, recent_actions, tokens_by_format: formats, 
     actionRows.length
       ? el("table", { class: "recent-actions" }, el("tbody", {}, actionRows))
       : el("p", { class: "quiet" }, "None yet."),
-    el("h3", {}, hud ? `HUD (${number(hud.tokens)} of ${number(hud.budget)} tokens)` : "HUD"),
+    el(
+      "h3",
+      {},
+      hud ? `What it sees: HUD (${number(hud.tokens)} of ${number(hud.budget)} tokens)` : "What it sees (HUD)",
+    ),
     hud?.recalled.length
       ? el("p", { class: "quiet" }, `Recalled because they are relevant now: #${hud.recalled.join(", #")}`)
       : null,

@@ -1,5 +1,6 @@
 // The view “Time travel”: the context as it was after an earlier message.
 
+import { speakerOf } from "./actions.js";
 import { api } from "./api.js";
 import { count, el, number } from "./dom.js";
 import { lastMessages } from "./reducers.js";
@@ -33,7 +34,7 @@ export function contextAtTurn(panel) {
             el(
               "p",
               { class: "quiet" },
-              `message ${chunk.turn + 1}, ${chunk.role}${chunk.pinned ? " · pinned" : ""}${removed.has(chunk.id) ? " · out of context now" : ""}`,
+              `message ${chunk.turn + 1}, ${speakerOf(chunk)}${chunk.pinned ? " · pinned" : ""}${removed.has(chunk.id) ? " · out of context now" : ""}`,
             ),
             el("p", { class: "text", tabindex: "0" }, chunk.text.trim()),
           ),

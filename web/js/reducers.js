@@ -5,14 +5,17 @@
  * A paragraph.
  * @typedef {{
  *   id: string, turn: number, index: number, role: string, position: number, tokens: number, live: boolean, pinned: boolean,
- *   peak: number, relative_brightness: number | null, text: string, tool_ranges: [number, number][], pruned_before: number,
+ *   peak: number, relative_brightness: number | null, attention?: number | null, text: string, tool_ranges: [number, number][], pruned_before: number,
  *   reason?: string | null, resurrected?: boolean,
  * }} Chunk
+ *
+ * An answer or exchange that can be chosen: its first turn identifies it.
+ * @typedef {{ turn: number, current: boolean, messages: number }} Variant
  *
  * A message of the transcript.
  * @typedef {{
  *   turn: number, role: string, at: number | null, finish_reason?: string | null, premise?: string | null,
- *   used: { id: string, turn: number, text: string }[], chunks: Chunk[],
+ *   used: { id: string, turn: number, text: string }[], speaker?: string | null, variants?: Variant[], chunks: Chunk[],
  * }} Message
  *
  * An answer that is being generated: its text by chunk.
@@ -20,8 +23,8 @@
  *
  * @typedef {{
  *   name: string | null, snapshot: any, chunks: Map<string, Chunk>, moved: Map<string, boolean>, running: RunningAnswer | null,
- *   connected: boolean, loadError: string | null, total: number, pages: Map<number, Message[]>, recalled: Map<string, Chunk>,
- *   reasons: Map<string, string>, variants: any[],
+ *   connected: boolean, loadError: { message: string, status: number } | null, total: number, pages: Map<number, Message[]>, recalled: Map<string, Chunk>,
+ *   reasons: Map<string, string>, variants: Variant[],
  * }} ChatState
  */
 
@@ -109,6 +112,9 @@ function applyTail(state, { total, offset, messages }) {
   if (state.total === 0) state.pages.set(0, []);
 }
 
+/** Whether another process has the chat open, so that it can only be read. */
+export const isReadOnly = ({ snapshot }) => snapshot?.in_use_by !== null && snapshot?.in_use_by !== undefined;
+
 /** The turn of the running answer; null if it has no token yet. */
 export function runningTurn(state) {
   const first = state.running?.chunks.keys().next().value;
@@ -152,6 +158,13 @@ function removeChunk(state, id) {
   state.moved.set(id, false);
 }
 
+// The answer before a new message stays one of its variants.
+function keepVariants(state) {
+  const [last] = lastMessages(state, 1);
+  if (last) last.variants = state.variants;
+  state.variants = [];
+}
+
 const newAnswer = (ahead = 0) => ({ ahead, chunks: new Map() });
 
 /**
@@ -168,6 +181,7 @@ export function applyEvent(state, event, now = Date.now()) {
     case "message_stored":
       if (snapshot.fresh) return true;
       state.running = newAnswer();
+      keepVariants(state);
       for (const chunk of event.chunks) insertChunk(state, chunk);
       if (event.chunks.length)
         appendMessage(state, {
@@ -214,7 +228,8 @@ export function applyEvent(state, event, now = Date.now()) {
     case "memory_changed":
       return event.action === "placed";
     case "changed":
-      return true;
+      // Under its old name there is nothing to load; the window that has renamed the chat opens the new one.
+      return event.action !== "renamed";
     default:
   }
   return false;
@@ -238,15 +253,16 @@ function finishTurn(state, event, now) {
       at: now,
       finish_reason: ["end", "stop"].includes(finish_reason) ? null : finish_reason,
       premise: running?.premise ?? null,
+      variants: [],
       used: resurrected_chunks
-        .map((id) => recalled.get(id))
+        .map((id) => recalled.get(id) ?? state.chunks.get(id))
         .filter(Boolean)
         .map(({ id, turn: from, text }) => ({ id, turn: from, text: text.trim().slice(0, 120) })),
       chunks: event.chunks,
     });
   state.recalled = new Map();
-  for (const [id, peak, pruned_before, relative_brightness] of event.window) {
+  for (const [id, peak, pruned_before, relative_brightness, attention] of event.window) {
     const chunk = state.chunks.get(id);
-    if (chunk) Object.assign(chunk, { peak, relative_brightness, pruned_before });
+    if (chunk) Object.assign(chunk, { peak, relative_brightness, pruned_before, attention });
   }
 }

@@ -17,7 +17,7 @@ export function drawRoom() {
   render(
     $("billboard"),
     el("b", {}, room.billboard ? `📌 ${room.billboard}` : `${room.owner}'s room`),
-    el("span", { class: "quiet" }, `${room.wpm} words per minute`),
+    el("span", { class: "quiet" }, `written at ${room.wpm} words a minute`),
     joined
       ? el(
           "button",

@@ -134,4 +134,4 @@ addEventListener("hashchange", () => {
   if (name && name !== rooms.name) store.openWorld(name);
 });
 subscribe(store.handleEvent, store.setConnected);
-store.followByTime();
+store.followOtherProgram();

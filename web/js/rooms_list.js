@@ -7,7 +7,7 @@ import { attempt, goToRoom, openWorld, refresh, rooms } from "./rooms_store.js";
 
 export function drawBanner() {
   const text = !rooms.connected
-    ? "Server unreachable; reconnecting… Your draft is kept on this rooms."
+    ? "Server unreachable; reconnecting… Your draft is kept on this page."
     : rooms.loadError
       ? rooms.world && `This world may have changed since it was loaded: ${rooms.loadError}`
       : rooms.world?.runs_elsewhere &&

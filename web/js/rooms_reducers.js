@@ -94,6 +94,10 @@ export function applyRoomsEvent(state, event) {
   }
   if (event.type !== "world_changed") return false;
   if (event.name !== state.name) return event.worlds_changed;
+  if (event.thinking !== null && event.thinking !== undefined) {
+    if (state.world) state.world.thinking = event.thinking;
+    return false;
+  }
   if (event.usage) state.usage.set(event.beat, event.usage);
   if (event.beat !== null && event.beat !== undefined && state.world) state.world.thinking = null;
   if (event.rooms.includes(state.log.room)) state.log.stale = true;

@@ -203,13 +203,9 @@ export function handleEvent(event) {
   }, 150);
 }
 
-/** No event says which agent begins to think, or what another program changes in the world, so it is also loaded by time. */
-export function followByTime() {
-  let times = 0;
+/** The events of this server say nothing of a world that another program runs, so such a world is loaded by time. */
+export function followOtherProgram() {
   setInterval(() => {
-    times += 1;
-    if (document.hidden || !rooms.connected) return;
-    const { world, loadError } = rooms;
-    if (world?.paused === false || world?.runs_elsewhere || loadError || times % 3 === 0) refresh();
+    if (!document.hidden && rooms.connected && rooms.world?.runs_elsewhere) refresh();
   }, 2000);
 }

@@ -1,6 +1,6 @@
 // The view “Search”: words or meaning, in and out of context.
 
-import { editChunks, showDetails } from "./actions.js";
+import { editChunks, showDetails, speakerOf } from "./actions.js";
 import { api } from "./api.js";
 import { emit } from "./bus.js";
 import { el } from "./dom.js";
@@ -57,7 +57,7 @@ function row({ chunk, reason }, q) {
     el(
       "p",
       { class: "quiet" },
-      `message ${chunk.turn + 1}, ${chunk.role} · ${chunk.live ? "in the context" : "out of context"}`,
+      `message ${chunk.turn + 1}, ${speakerOf(chunk)} · ${chunk.live ? "in the context" : "out of context"}`,
     ),
     el("p", { class: "text", tabindex: "0", title: reason }, ...marked(chunk.text.trim(), q)),
     el(

@@ -4,6 +4,8 @@
 import { api } from "./api.js";
 import { pageSettings } from "./appearance.js";
 import { el, number, toast, withCode } from "./dom.js";
+import { rangeSlider } from "./range_slider.js";
+import { state } from "./state.js";
 
 // The first group whose pattern matches has the setting.
 /** @type {[string, RegExp][]} */
@@ -16,6 +18,56 @@ const GROUPS = [
   ["Server", /^server\./],
   ["Research", /./],
 ];
+
+// Names for the settings whose key does not say enough; the others are named after their key.
+const LABELS = {
+  preset: "Preset of all settings",
+  "context.max_tokens": "Context size",
+  "context.sink_tokens": "First tokens that always stay",
+  "context.recent_tokens": "Latest tokens that always stay",
+  "context.room_tokens": "Room for paragraphs that come back",
+  "model.context": "Context length of the model",
+  "model.cooling_tokens": "Longest prompt of a remote model",
+  "model.gpu_layers": "Layers on the GPU",
+  "model.fetch": "Download missing default models",
+  "generation.max_tokens": "Longest answer",
+  "generation.top_k": "Top-k",
+  "generation.top_p": "Top-p",
+  "generation.min_p": "Min-p",
+  "generation.repetition": "Repetition penalty",
+  "generation.seed": "Random seed",
+  "chat.system": "System prompt",
+  "chat.dates": "Tell the model the time of messages",
+  "chat.user_name": "Your name before each message",
+  "chat.assistant_name": "Name of the model before each answer",
+  "tools.enabled": "Tools and notes of the model",
+  "reasoning.keep": "Keep the reasoning in the context",
+  "chunk.min_tokens": "Shortest paragraph",
+  "chunk.max_tokens": "Longest paragraph",
+  "prune.policy": "What leaves first when the context is full",
+  "prune.fill": "How full the context is before something leaves",
+  "resurrect.limit": "Limit of what comes back",
+  "resurrect.floor": "Least relevance of what comes back",
+  "resurrect.candidates": "Search hits that are considered",
+  "resurrect.preview_tokens": "Tokens of a draft answer to search with",
+  "resurrect.user_boost": "Weight of your own messages in search",
+  "recall.mode": "Search by words, meaning or both",
+  "recall.embedder": "Embedding model",
+  "recall.diversity": "Variety of what search finds",
+  "premise.check": "Check what questions assume",
+  "premise.principles": "Principles of that check",
+  "memory.enabled": "Memories",
+  "lethe.enabled": "Erase old text by age",
+  "lethe.grace_days": "Days in which a deletion can be undone",
+  "kv.mode": "KV cache of what left the context",
+  "kv.type": "Type of the KV cache",
+  "kv.ram": "KV cache in memory",
+  "kv.disk": "KV cache on disk",
+  "server.listen": "Address and port",
+  "server.key": "API key",
+  "server.max_body": "Largest request",
+  "server.rate": "Requests per second",
+};
 
 // Words of other programs for our settings.
 const WORDS = {
@@ -45,32 +97,11 @@ const unitOf = (key) =>
           ? "seconds"
           : "";
 
-// A slider beside the field of a number. Wide ranges are logarithmic, so that small numbers can be chosen too.
-function sliderFor(setting, input, save) {
-  const { min, max, whole } = setting.range;
-  const logarithmic = min >= 0 && max - min > 1000;
-  const toPlace = (value) =>
-    logarithmic ? Math.log1p(value - min) / Math.log1p(max - min) : (value - min) / (max - min || 1);
-  const toValue = (place) => {
-    const value = logarithmic ? min + Math.expm1(place * Math.log1p(max - min)) : min + place * (max - min);
-    if (whole || value >= 100) return Math.round(value);
-    return Number(value.toPrecision(2));
-  };
-  const value = Number(setting.value);
-  const slider = el("input", {
-    type: "range",
-    min: "0",
-    max: "1",
-    step: whole && !logarithmic ? String(1 / (max - min || 1)) : "0.005",
-    "aria-label": `${setting.key}, from ${number(min)} to ${number(max)}`,
-    disabled: setting.read_only,
-  });
-  slider.value = String(Number.isNaN(value) ? 0 : toPlace(value));
-  slider.addEventListener("input", () => {
-    input.value = String(toValue(Number(slider.value)));
-  });
-  slider.addEventListener("change", () => save(input.value));
-  return slider;
+/** The name of a setting for people; its key stays visible beside it. */
+export function settingLabel(key) {
+  const [, ...rest] = key.split(".");
+  const words = (rest.length ? rest : [key]).join(" ").replaceAll("_", " ");
+  return LABELS[key] ?? `${words.slice(0, 1).toUpperCase()}${words.slice(1)}`;
 }
 
 export function settings(panel, { q = "" } = {}) {
@@ -100,6 +131,7 @@ export function settings(panel, { q = "" } = {}) {
       const groups = new Map(GROUPS.map(([name]) => [name, []]));
       for (const setting of all) groups.get(GROUPS.find(([, pattern]) => pattern.test(setting.key))[0]).push(setting);
       list.replaceChildren(
+        appearanceGroup(),
         ...[...groups]
           .filter(([, rows]) => rows.length)
           .map(([name, rows]) =>
@@ -107,6 +139,7 @@ export function settings(panel, { q = "" } = {}) {
               "details",
               { open: ["Model", "Sampling"].includes(name) },
               el("summary", {}, name),
+              name === "Context" ? contextSplit(all) : null,
               ...rows.map((setting) => settingRow(setting)),
             ),
           ),
@@ -118,16 +151,74 @@ export function settings(panel, { q = "" } = {}) {
   };
   panel.append(
     el("div", { class: "bar" }, el("label", { class: "hidden", for: "settings-q" }, "Find a setting"), find),
-    pageSettings(),
     list,
   );
   load();
+}
+
+function appearanceGroup() {
+  return el(
+    "details",
+    { open: true },
+    el("summary", {}, "Appearance"),
+    el("div", { class: "row", data: { words: "theme dark light colour font text size appearance" } }, pageSettings()),
+  );
+}
+
+// How the context of the open chat is divided, as the meter below the message box shows it too.
+function contextSplit(all) {
+  const { snapshot } = state;
+  if (!snapshot || snapshot.fresh || !snapshot.limit) return null;
+  const longest = Number(all.find((setting) => setting.key === "generation.max_tokens")?.value ?? 0);
+  const { limit, system_prompt_tokens: system, budget_after_turn: stays } = snapshot;
+  const parts = [
+    ["system", "System prompt", system],
+    ["kept", "Messages that can stay", Math.max(0, stays - system)],
+    ["reserved", "Room for the next message, what comes back and the answer", Math.max(0, limit - stays)],
+  ];
+  const bar = el("div", { class: "split-bar", "aria-hidden": "true" });
+  for (const [kind, , tokens] of parts) {
+    const part = el("i", { class: kind });
+    part.style.width = `${(100 * Number(tokens)) / limit}%`;
+    bar.append(part);
+  }
+  return el(
+    "div",
+    { class: "split" },
+    el(
+      "p",
+      { class: "quiet" },
+      `A context of ${number(limit)} tokens in this chat; an answer has at most ${number(longest)}.`,
+    ),
+    bar,
+    el(
+      "ul",
+      {},
+      ...parts.map(([kind, label, tokens]) =>
+        el("li", {}, el("i", { class: kind }), ` ${label}: `, el("b", {}, number(tokens))),
+      ),
+    ),
+  );
 }
 
 function settingRow(setting) {
   const row = el("div", { class: "row", data: { words: WORDS[setting.key] ?? "" } });
   drawRow(row, setting);
   return row;
+}
+
+function sliderFor(setting, input, save) {
+  const { node, show } = rangeSlider(
+    setting.range,
+    settingLabel(setting.key),
+    (value) => {
+      input.value = String(value);
+    },
+    (value) => save(String(value)),
+  );
+  node.disabled = setting.read_only;
+  show(setting.value);
+  return node;
 }
 
 function drawRow(row, setting) {
@@ -158,7 +249,7 @@ function drawRow(row, setting) {
     try {
       await api.updateSetting(setting.key, value);
       const restart = setting.needs_restart ? " It takes effect after a restart." : "";
-      toast(`${setting.key} is now ${value ?? setting.default}.${restart}`);
+      toast(`${settingLabel(setting.key)} is now ${value ?? setting.default}.${restart}`);
       await update(row, setting.key);
     } catch (error) {
       errorLine.textContent = error.message;
@@ -167,7 +258,13 @@ function drawRow(row, setting) {
   input.addEventListener("change", () => save(input.value));
   const unit = unitOf(setting.key);
   row.replaceChildren(
-    el("p", {}, el("label", { for: id }, el("b", {}, setting.key))),
+    el(
+      "p",
+      {},
+      el("label", { for: id }, el("b", {}, settingLabel(setting.key))),
+      " ",
+      el("code", { class: "key" }, setting.key),
+    ),
     el("p", { class: "quiet" }, ...withCode(setting.about)),
     el(
       "div",

@@ -30,6 +30,18 @@ export function normalize(value, least, most) {
   return most > least ? (value - least) / (most - least) : 0.5;
 }
 
+const LEAST = 0.02;
+const MOST = 20;
+
+/**
+ * Attention in ‰ per token as a level from 0 to 1, on a fixed logarithmic scale: a level means the same in every chat and at every
+ * time. In a context of 2,000 tokens, the average is 0.5 ‰, just below the middle.
+ */
+export function attentionLevel(permille) {
+  const level = Math.log(Math.max(permille, LEAST) / LEAST) / Math.log(MOST / LEAST);
+  return Math.min(1, level);
+}
+
 // The colours of a paragraph whose relative brightness is t.
 export function shadeStyle(t, light = isLight()) {
   const bar = rgb(gradient([DIM, MIDDLE, BRIGHT], t));

@@ -34,6 +34,11 @@ export function init() {
       event.preventDefault();
       newChat();
     }
+    if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey)) {
+      event.preventDefault();
+      if ($("open-sidebar").offsetParent) setOpen(true);
+      $("chat-search").focus();
+    }
   });
   document.addEventListener("pointerdown", (event) => {
     const inside = /** @type {Element} */ (event.target).closest?.("#sidebar, .menu, dialog, #open-sidebar");
@@ -154,6 +159,7 @@ const chatItems = (name) => [
   { label: "Export for Halo", run: () => exportChat(name, "halo", "jsonl") },
   { label: "Export as Markdown", run: () => exportChat(name, "markdown", "md") },
   { label: "Delete", danger: true, run: () => remove(name) },
+  { label: "Forget for good…", danger: true, run: () => forgetChat(name) },
 ];
 
 const report = (why) => toast(why.message, { error: true });
@@ -201,6 +207,28 @@ async function remove(name) {
     const until = due ? ` It can be restored until ${time(due)}.` : "";
     toast(`Deleted “${name}”.${until}`, { action: "Undo", onAction: () => restore(name), stay: null });
   } catch (why) {
+    report(why);
+  }
+}
+
+// Erases a chat with its name, without the days in which it could be restored.
+async function forgetChat(name) {
+  const sure = await ask(`Forget “${name}” for good?`, {
+    confirm: "Forget for good",
+    about:
+      "Every message, memory and note of it is erased from the disk now, and its name too. Nobody can restore it. " +
+      "“Delete” keeps it for some days.",
+  });
+  if (!sure) return;
+  // The page must not load what is being erased.
+  const wasOpen = state.name === name;
+  if (wasOpen) newChat();
+  try {
+    await api.forget(name, { all: true, now: true });
+    await load();
+    toast("Forgotten for good.");
+  } catch (why) {
+    if (wasOpen) openConversation(name);
     report(why);
   }
 }
@@ -253,6 +281,14 @@ export function marked(text, q) {
   return text.split(new RegExp(`(${pattern})`, "gi")).map((part, n) => (n % 2 ? el("mark", {}, part) : part));
 }
 
+// A line of Markdown for reading in one line.
+const withoutSigns = (text) =>
+  text
+    .replace(/[*`#~]+/g, "")
+    .replace(/[|>]+|-{3,}/g, " ")
+    .replace(/\s+/g, " ")
+    .trim();
+
 function drawResults(box) {
   const { q, found, done, error: why } = results;
   const children = found.flatMap(({ name, hits }) => [
@@ -270,7 +306,7 @@ function drawResults(box) {
             setOpen(false);
           },
         },
-        ...marked(hit.text, q),
+        ...marked(withoutSigns(hit.text), q),
       ),
     ),
   ]);
@@ -299,30 +335,73 @@ function initDrop() {
 }
 
 // A chat whose name is taken is imported under another.
-async function importFile(file) {
+async function importFile(file, onProgress) {
   try {
-    return await api.importFile(file);
+    return await api.importFile(file, undefined, onProgress);
   } catch (why) {
     if (why.status !== 409) throw why;
-    return api.importFile(file, await freeName(file.name.replace(/\.[^.]*$/, "").trim() || "Imported chat"));
+    const name = await freeName(file.name.replace(/\.[^.]*$/, "").trim() || "Imported chat");
+    return api.importFile(file, name, onProgress);
   }
+}
+
+// A toast with a bar: how much was sent, then how long the server has been reading it.
+function importProgress(file, step) {
+  const label = el("span", {}, `Importing ${file.name}${step}…`);
+  const bar = el("progress", { max: "1", value: "0", "aria-label": `Progress of ${file.name}` });
+  const box = el("div", { class: "toast importing" }, label, bar);
+  $("toasts").append(box);
+  const started = Date.now();
+  const timer = setInterval(() => {
+    if (bar.hasAttribute("value")) return;
+    label.textContent = `Reading ${file.name}${step}: ${Math.round((Date.now() - started) / 1000)} s`;
+  }, 1000);
+  return {
+    sent: (done, all) => {
+      if (done < all) bar.value = done / all;
+      else bar.removeAttribute("value");
+    },
+    end: () => {
+      clearInterval(timer);
+      box.remove();
+    },
+  };
+}
+
+/** What an import has created, and what of the file is not there. */
+export function importSummary({ format, conversations, worlds, losses }) {
+  const created = [
+    conversations.length ? count(conversations.length, "chat") : "",
+    worlds.length ? `${count(worlds.length, "world")} (under Rooms)` : "",
+  ].filter(Boolean);
+  const lost = Object.entries(losses).map(([kind, n]) => `${kind}: ${n}`);
+  return (
+    `Imported ${created.join(" and ") || "nothing"} from ${format}.` +
+    (lost.length ? ` Not imported: ${lost.join(", ")}.` : "")
+  );
 }
 
 async function importFiles(files) {
   const names = [];
+  const summaries = [];
+  let lost = false;
   for (const [n, file] of files.entries()) {
-    const step = files.length > 1 ? ` (${n + 1} of ${files.length})` : "";
-    toast(`Importing ${file.name}${step}…`, { stay: null });
+    const progress = importProgress(file, files.length > 1 ? ` (${n + 1} of ${files.length})` : "");
     try {
-      const { conversations } = await importFile(file);
-      names.push(...conversations);
+      const result = await importFile(file, progress.sent);
+      names.push(...result.conversations);
+      summaries.push(importSummary(result));
+      lost ||= Object.keys(result.losses).length > 0;
       await load();
     } catch (why) {
       toast(`${file.name} was not imported: ${why.message}`, { error: true, stay: 20_000 });
+    } finally {
+      progress.end();
     }
   }
-  for (const node of [...$("toasts").children]) if (node.textContent.startsWith("Importing ")) node.remove();
-  if (!names.length) return;
-  toast(`Imported ${count(names.length, "chat")}.`);
-  openConversation(names[0]);
+  if (!summaries.length) return;
+  const text = summaries.length > 1 && !lost ? `Imported ${count(names.length, "chat")}.` : summaries.join(" ");
+  // What was lost stays until it is read.
+  toast(text, { stay: lost ? null : undefined });
+  if (names.length) openConversation(names[0]);
 }

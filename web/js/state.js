@@ -19,6 +19,7 @@ import { isUntitled, untitledName } from "./titles.js";
 export const state = emptyState();
 
 let pendingEvents = null; // events that arrived while the chat was being loaded
+let missing = null; // the chat that is being opened, if the server does not have it
 let requests = 0; // only the response to the latest request counts
 const loadingPages = new Map(); // requests for pages, so that none is loaded twice at once
 
@@ -28,22 +29,28 @@ const nameInAddress = () => decodeURIComponent(location.hash.replace(/^#\/?/, ""
 /** The address of a chat on this page. */
 export const chatAddress = (name) => `#/${encodeURIComponent(name)}`;
 
-export function init() {
+export async function init() {
   addEventListener("hashchange", () => {
     const name = nameInAddress();
     if (name && name !== state.name) openConversation(name);
   });
-  openConversation(nameInAddress() || localStorage.getItem("last") || untitledName());
+  const name = nameInAddress() || localStorage.getItem("last") || untitledName();
+  // The browser reports a request for a chat that does not exist as an error in its console.
+  const chats = isUntitled(name) ? [] : await api.conversations().catch(() => null);
+  await openConversation(name, { isNew: !!chats && !chats.some((chat) => chat.name === name) });
 }
 
-export function openConversation(name) {
+/** Opens a chat. One that the server does not have yet is not requested. */
+export async function openConversation(name, { isNew = false } = {}) {
   openChat(state, name);
+  missing = isNew ? name : null;
   loadingPages.clear();
   localStorage.setItem("last", name);
   if (nameInAddress() !== name) location.hash = chatAddress(name);
   else if (location.hash !== chatAddress(name)) history.replaceState(history.state, "", chatAddress(name));
   emit("conversation");
-  return refresh();
+  await refresh();
+  if (missing === name) missing = null;
 }
 
 export function setConnected(connected) {
@@ -61,7 +68,7 @@ export async function refresh() {
   let snapshot;
   let tail = emptyTail;
   try {
-    if (isUntitled(name)) throw new ApiError(404, "a new chat is not stored yet");
+    if (isUntitled(name) || name === missing) throw new ApiError(404, "a new chat is not stored yet");
     [snapshot, tail] = await Promise.all([api.chatState(name), api.transcript(name, { limit: END_PAGES * PAGE })]);
   } catch (error) {
     if (request !== requests) return;
@@ -69,7 +76,7 @@ export async function refresh() {
     if (error.status !== 404) {
       pendingEvents = null;
       if (name === state.name && !(error instanceof ServerUnreachable)) {
-        state.loadError = error.message;
+        state.loadError = { message: error.message, status: error.status };
         emit("state");
       }
       return;
@@ -127,7 +134,7 @@ export async function loadVariants() {
   let variants = [];
   if (state.snapshot && !state.snapshot.fresh && !state.running && !state.loadError) {
     try {
-      variants = await api.variants(name);
+      variants = (await api.variants(name)).map((one) => ({ ...one, messages: one.messages.length }));
     } catch {
       variants = [];
     }
@@ -143,6 +150,7 @@ export function handleEvent(event) {
     emit("settings");
     return refresh();
   }
+  if (event.type === "model_download") return emit("download", event);
   if (["done", "changed", "message_stored"].includes(event.type)) emit("list", event);
   if (event.conversation !== state.name) return emit("elsewhere", event);
   if (pendingEvents) pendingEvents.push(event);

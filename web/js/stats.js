@@ -1,5 +1,5 @@
-// The view “Statistics”: tokens in the context, paragraphs removed and brought back, what returned for which question, time by stage,
-// and how attention is distributed.
+// The view “Statistics”: tokens in the context, paragraphs removed and brought back, what returned for which question and whether
+// the answer attended to it, time by stage, and how attention is distributed.
 
 import { api } from "./api.js";
 import { emit } from "./bus.js";
@@ -20,6 +20,9 @@ const STAGES = {
   persist_kv: "save KV cache",
 };
 
+/** The bounds of the bins of attention, in ‰ per token: three for each power of ten. */
+export const ATTENTION_BOUNDS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50];
+
 const MAX_TURNS = 120;
 const MAX_RETURNS = 12;
 
@@ -27,8 +30,9 @@ export function stats(panel) {
   const body = el("div", {});
   const load = async () => {
     try {
-      const measured = (await api.turns(state.name)).filter((turn) => turn.figures).slice(-MAX_TURNS);
-      body.replaceChildren(...views(measured));
+      const [turns, { chunks }] = await Promise.all([api.turns(state.name), api.conversation(state.name)]);
+      const measured = turns.filter((turn) => turn.figures).slice(-MAX_TURNS);
+      body.replaceChildren(...views(measured, chunks));
       loadReturns(measured, body.querySelector("#returns"));
     } catch (error) {
       // A chat without messages has no statistics.
@@ -51,7 +55,7 @@ const pair = (name, value) => [el("dt", {}, name), el("dd", {}, value)];
 const total = (figures) => Object.values(figures.ms).reduce((a, b) => a + b, 0);
 const turnName = (turn) => number(turn.turn + 1);
 
-function views(turns) {
+function views(turns, chunks) {
   if (!turns.length) return [el("p", { class: "quiet" }, "No answer yet.")];
   const last = turns.at(-1).figures;
   return [
@@ -61,6 +65,7 @@ function views(turns) {
       ...pair("last answer", `${seconds(total(last))}, of which ${number(last.overhead_ms)} ms outside of the model`),
       ...pair("first token", `${seconds(last.first_token_ms)} after the message`),
       ...(last.pressure === null ? [] : pair("context pressure", percent(last.pressure))),
+      ...cooled(turns),
       ...forgetting(turns.findLast((turn) => turn.forgetting)?.forgetting),
     ),
     el("h3", {}, "Context after each answer"),
@@ -69,6 +74,8 @@ function views(turns) {
     movesChart(turns),
     el("h3", {}, "What came back, and for which question"),
     el("div", { id: "returns" }, el("p", { class: "quiet" }, "…")),
+    el("h3", {}, "Attention to the paragraphs in the context"),
+    attentionChart(chunks),
     el("h3", {}, "Time of each answer"),
     timeChart(turns),
     el(
@@ -77,6 +84,7 @@ function views(turns) {
       ...Object.entries(STAGES).map(([name, label]) => el("span", {}, el("i", { class: `stage-${name}` }), label)),
     ),
     ...lastStep(turns),
+    ...extract(),
   ];
 }
 
@@ -138,6 +146,80 @@ function timeChart(turns) {
   });
 }
 
+/** How many values are below the first bound, between each two bounds, and above the last. */
+export function attentionBins(values) {
+  const bins = new Array(ATTENTION_BOUNDS.length + 1).fill(0);
+  for (const value of values) {
+    const above = ATTENTION_BOUNDS.findIndex((bound) => value < bound);
+    bins[above < 0 ? ATTENTION_BOUNDS.length : above] += 1;
+  }
+  return bins;
+}
+
+function attentionChart(chunks) {
+  const values = chunks.map((chunk) => chunk.attention).filter((value) => value !== null && value !== undefined);
+  if (!values.length) return el("p", { class: "quiet" }, "No attention has been measured yet.");
+  const bins = attentionBins(values);
+  const range = (n) =>
+    n === 0
+      ? `under ${ATTENTION_BOUNDS[0]} ‰`
+      : n === ATTENTION_BOUNDS.length
+        ? `over ${ATTENTION_BOUNDS.at(-1)} ‰`
+        : `${ATTENTION_BOUNDS[n - 1]} to ${ATTENTION_BOUNDS[n]} ‰`;
+  return chart({
+    id: "brightness-chart",
+    summary: `paragraphs by attention: ${bins.map((n, bin) => `${n} ${range(bin)}`).join(", ")}`,
+    x: "attention that a token of it received from a generated token, in ‰ (logarithmic)",
+    y: "paragraphs",
+    whole: true,
+    columns: bins.map((n, bin) => ({
+      name: bin === 0 ? `<${ATTENTION_BOUNDS[0]}` : String(ATTENTION_BOUNDS[bin - 1]),
+      parts: [{ value: n, className: "chart-gold" }],
+      about: `${count(n, "paragraph")}: ${range(bin)}`,
+    })),
+  });
+}
+
+// The sentences that received the most attention, word for word, once they are asked for.
+function extract() {
+  const list = el("ol", { id: "extract" });
+  const load = async () => {
+    const { name } = state;
+    try {
+      const sentences = await api.extract(name);
+      if (name !== state.name) return;
+      const item = ({ chunk, text }) =>
+        el(
+          "li",
+          {},
+          el(
+            "button",
+            {
+              type: "button",
+              class: "link",
+              onclick: () => emit("jump", { turn: Number(/\d+/.exec(chunk)[0]), chunk }),
+            },
+            text.trim(),
+          ),
+        );
+      list.replaceChildren(...sentences.map(item));
+    } catch (error) {
+      list.replaceChildren(el("li", { class: "error" }, error.message));
+    }
+  };
+  return [
+    el("h3", {}, "The sentences with the most attention"),
+    el("button", { type: "button", onclick: load }, "Extract"),
+    list,
+  ];
+}
+
+// Earlier answers that were shortened in prompts, if any were.
+function cooled(turns) {
+  const sum = turns.reduce((all, turn) => all + turn.figures.cooled_messages, 0);
+  return sum ? pair("shortened in prompts", count(sum, "earlier answer")) : [];
+}
+
 // The last forgetting cycle, if one ran.
 const forgetting = (cycle) =>
   cycle
@@ -177,6 +259,15 @@ function lastStep(turns) {
 
 // ---- what came back
 
+/** How an answer attended to a paragraph, against the average of the context. */
+export function attendedText(attention, live) {
+  if (attention === null || attention === undefined) return "attention was not measured";
+  const times = attention / (1000 / Math.max(1, live));
+  const verdict =
+    times >= 1.5 ? "attended to it" : times >= 0.5 ? "attended to it as to the rest" : "hardly attended to it";
+  return `the answer ${verdict}: ${number(Number(attention.toPrecision(2)))} ‰ per token, ${number(times)} × the average`;
+}
+
 // The latest answers for which something came back, each with its question. Their texts are in the transcript.
 async function loadReturns(turns, box) {
   const { name } = state;
@@ -200,6 +291,9 @@ async function loadReturns(turns, box) {
 
 function returnRow(turn, question, answer) {
   const text = question?.chunks.map((chunk) => chunk.text).join("") ?? "";
+  const attention = new Map(
+    (turn.figures.resurrected_chunks ?? []).map(({ chunk, attention: value }) => [chunk, value]),
+  );
   return el(
     "div",
     { class: "row return" },
@@ -216,6 +310,7 @@ function returnRow(turn, question, answer) {
             { type: "button", class: "link", onclick: () => emit("jump", { turn: used.turn, chunk: used.id }) },
             plainText(used.text).slice(0, 80),
           ),
+          el("span", { class: "quiet" }, ` ${attendedText(attention.get(used.id), turn.figures.live)}`),
         ),
       ),
     ),

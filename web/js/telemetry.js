@@ -1,7 +1,7 @@
 // The tokens of an agent's heartbeats over time: a bar for each heartbeat by section of the HUD, and a table by format.
 
 import { api } from "./api.js";
-import { el, number, svg, time } from "./dom.js";
+import { count, el, number, svg, time } from "./dom.js";
 
 const SECTIONS = {
   shared: "system and meta",
@@ -36,6 +36,7 @@ export function telemetryParts(telemetry) {
         ),
       ),
     ),
+    managed(heartbeats),
     el(
       "table",
       { class: "formats", data: { key: "telemetry-formats" } },
@@ -63,6 +64,17 @@ export function telemetryParts(telemetry) {
       ),
     ),
   ];
+}
+
+// How full the HUDs were, and what the settings rooms.cooling_tokens and rooms.summaries shortened.
+function managed(heartbeats) {
+  const sum = (key) => heartbeats.reduce((all, beat) => all + beat[key], 0);
+  const parts = [
+    `The last HUD filled ${number(heartbeats.at(-1).pressure_percent)} % of its budget.`,
+    sum("cooled_messages") ? `${count(sum("cooled_messages"), "message")} shortened in HUDs.` : "",
+    sum("summarized_messages") ? `${count(sum("summarized_messages"), "own message")} summarized under pressure.` : "",
+  ];
+  return el("p", { class: "quiet managed", data: { key: "managed" } }, parts.filter(Boolean).join(" "));
 }
 
 function chart(heartbeats) {

@@ -1,12 +1,13 @@
 // The transcript: everything that was said, at its place. Pages of messages are loaded and drawn when they come into view; one
 // spacer takes the place of all pages between two that are drawn, so that a chat of any length scrolls.
 
+import { speakerOf } from "./actions.js";
 import { emit, on } from "./bus.js";
 import { $, el } from "./dom.js";
 import { drawEmpty } from "./first_start.js";
 import { isReady, loadMarkdown, nextContext, renderText, replaceBlocks, startContext } from "./markdown.js";
 import { memoriesBefore } from "./memory_marks.js";
-import { chunkNodes, drawMessage, forgetMessage } from "./message.js";
+import { chunkNodes, drawChips, drawMessage, forgetMessage } from "./message.js";
 import { PageHeights } from "./page_heights.js";
 import { END_PAGES, lastMessages, PAGE, runningTurn } from "./reducers.js";
 import { dropPage, indexOfTurn, loadPage, refresh, state } from "./state.js";
@@ -81,7 +82,32 @@ function schedule() {
   });
 }
 
+const sourceOf = (/** @type {any} */ node) => node.sourceText ?? "";
+
+// The focus stays at a paragraph whatever becomes of it: one that is merged is in the paragraph above, and after one that is
+// deleted comes the next.
+function keepFocus(work) {
+  const focused = /** @type {HTMLElement | null} */ (document.activeElement?.closest?.("#log .chunk"));
+  work();
+  const { activeElement } = document;
+  if (!focused || focused.isConnected || (activeElement && activeElement !== document.body)) return;
+  const place = Number(focused.dataset.position);
+  const all = /** @type {HTMLElement[]} */ ([...$("log").querySelectorAll(".chunk")]);
+  const merged = all.findLast(
+    (node) =>
+      node.dataset.turn === focused.dataset.turn &&
+      Number(node.dataset.position) < place &&
+      sourceOf(node).endsWith(sourceOf(focused).trimEnd()),
+  );
+  const next = merged ?? all.find((node) => Number(node.dataset.position) >= place) ?? all.at(-1);
+  (next ?? $("message")).focus({ preventScroll: true });
+}
+
 function draw() {
+  keepFocus(drawAll);
+}
+
+function drawAll() {
   const log = $("log");
   if (state.snapshot && (state.total > 0 || state.running) && !isReady()) {
     // The first message needs the libraries; they are small and local.
@@ -188,7 +214,7 @@ function measurePages(entries) {
 
 function drawLoadedPage(page) {
   if (!state.snapshot || !isReady()) return redraw();
-  drawPage(page);
+  keepFocus(() => drawPage(page));
   if (atEnd) scrollToEnd();
   emit("drawn");
 }
@@ -256,6 +282,15 @@ function showPageError(page, error) {
     );
 }
 
+// What a failure to load means, and what to do.
+function loadAdvice(status) {
+  if (status === 401 || status === 403) return "This server does not let you read it: check the key.";
+  if (status === 429) return "There were too many requests; wait a moment.";
+  if (status === 503) return "It is busy or not available now. Nothing is lost.";
+  if (status >= 500) return "Its file may be damaged: “halo doctor” checks and repairs it, after a backup.";
+  return "Nothing is lost.";
+}
+
 // A chat that cannot be loaded shows the error; it is never drawn as an empty one.
 function drawLoadError() {
   const shown = $("log").querySelector(":scope > .load-error");
@@ -263,14 +298,17 @@ function drawLoadError() {
     shown?.remove();
     return;
   }
-  if (shown?.dataset.error === state.loadError) return;
+  const { message, status } = state.loadError;
+  if (shown?.dataset.error === message) return;
   shown?.remove();
   $("log").prepend(
     el(
-      "p",
-      { class: "load-error error", role: "alert", data: { error: state.loadError } },
-      `“${state.name}” cannot be loaded: ${state.loadError}. Nothing is lost. `,
-      el("button", { type: "button", onclick: refresh }, "Try again"),
+      "div",
+      { class: "load-error", role: "alert", data: { error: message } },
+      el("strong", { class: "error" }, `“${state.name}” cannot be loaded.`),
+      el("p", {}, loadAdvice(status)),
+      el("p", { class: "quiet" }, `${message}.`),
+      el("button", { type: "button", class: "outlined", onclick: refresh }, "Try again"),
     ),
   );
 }
@@ -278,7 +316,9 @@ function drawLoadError() {
 // The running answer, after all pages. Only the paragraph that grows is rendered again.
 function drawRunning() {
   const turn = runningTurn(state);
-  if (turn === null) {
+  // What was brought back is shown before the first word.
+  const used = state.running ? [...state.recalled.values()] : [];
+  if (turn === null && used.length === 0) {
     if (runningNode) {
       for (const [id, node] of chunkNodes) if (runningNode.contains(node)) chunkNodes.delete(id);
       runningNode.remove();
@@ -290,17 +330,16 @@ function drawRunning() {
     }
     return;
   }
-  if (!runningNode || Number(runningNode.dataset.turn) !== turn) {
-    runningNode?.remove();
-    runningNode = el(
-      "article",
-      { class: "turn assistant running", data: { turn } },
-      el("h2", {}, el("b", {}, "Model")),
-      el("div", { class: "body" }),
-    );
-    $("log").append(runningNode);
-  }
-  const body = runningNode.lastElementChild;
+  runningNode ??= el(
+    "article",
+    { class: "turn assistant running" },
+    el("h2", {}, el("b", {}, speakerOf({ role: "assistant" }))),
+    el("div", { class: "body" }),
+  );
+  if (!runningNode.isConnected) $("log").append(runningNode);
+  runningNode.dataset.turn = turn ?? "";
+  drawChips(runningNode, { used });
+  const body = runningNode.children[1];
   let context = startContext();
   const chunks = [...state.running.chunks];
   chunks.forEach(([id, text], n) => {

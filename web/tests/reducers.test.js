@@ -148,3 +148,21 @@ test("an event is newer than a page that is loaded after it", () => {
   assert.equal(state.chunks.has("a1.0"), false);
   assert.equal(state.pages.has(0), false);
 });
+
+test("the variants of an answer stay with it when the next message comes", () => {
+  const state = openState();
+  state.variants = [
+    { turn: 1, current: true, messages: 1 },
+    { turn: 3, current: false, messages: 1 },
+  ];
+  applyEvent(state, { type: "message_stored", turn: 4, chunks: [chunk("u4.0", "Next")], live: 8 }, 5);
+  assert.equal(findMessage(state, 1).variants.length, 2);
+  assert.deepEqual(state.variants, []);
+});
+
+test("an answer names what it used, also if it was brought back before the page was loaded", () => {
+  const state = openState(4);
+  applyEvent(state, { type: "token", chunk: "a5.0", text: "Hi" });
+  applyEvent(state, done(5, [chunk("a5.0", "Hi")], { resurrected_chunks: ["u0.0"] }));
+  assert.deepEqual(lastMessages(state, 1)[0].used, [{ id: "u0.0", turn: 0, text: "text 0" }]);
+});

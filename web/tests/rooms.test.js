@@ -47,6 +47,14 @@ test("a heartbeat ends the thinking of its agent", () => {
   assert.deepEqual(state.usage.get(2), { prompt_tokens: 7 });
 });
 
+test("the event of an agent that begins to think says all that changed", () => {
+  const state = opened();
+  assert.equal(applyRoomsEvent(state, changed({ thinking: 2 })), false, "nothing is loaded");
+  assert.equal(state.world.thinking, 2);
+  assert.equal(applyRoomsEvent(state, changed({ name: "other", thinking: 3 })), false);
+  assert.equal(state.world.thinking, 2);
+});
+
 test("events of other worlds change nothing", () => {
   const state = opened();
   assert.equal(applyRoomsEvent(state, changed({ name: "other", beat: 1 })), false);
