@@ -1,6 +1,7 @@
-"""SillyTavern 1.19, chat completion, in Chromium: each chat is its own conversation, and only replaced answers are deleted.
+"""SillyTavern 1.19 in Chromium. Chat completion: each chat is its own conversation, and only replaced answers are deleted. Text
+completion, as KoboldCpp, llama.cpp and Ollama: its buttons, a lorebook and token probabilities, without an error in the log of Halo.
 
-Run by scripts/sillytavern."""
+Run by scripts/sillytavern; `scripts/sillytavern text` runs text completion only."""
 
 import json
 import pathlib
@@ -23,6 +24,7 @@ CHATS = [
     ["I am Karl, a sailor from Hamburg.", "Where is the harbour?"],
     ["Hello, I am Barnaby.", "Do you have a bed for me tonight?"],
 ]
+LORE = "The password of the boat house is heron."
 GROUP = ["Who of you two has seen the baker's cat this morning?", "And the dog?", "Thank you both."]
 
 
@@ -64,6 +66,40 @@ class Tavern:
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(20)
+
+    def configure_text(self, url, kind, model):
+        """Text completion with a server of this kind."""
+        file = self.data / "default-user/settings.json"
+        settings = json.loads(file.read_text())
+        settings.update(
+            firstRun=False, main_api="textgenerationwebui", username="Otto", amount_gen=24, max_context=1024
+        )
+        text = settings.setdefault("textgenerationwebui_settings", {})
+        text.update(type=kind, streaming=True, server_urls={kind: url}, ollama_model=model)
+        settings["power_user"].update(auto_connect=True, request_token_probabilities=True)
+        settings["world_info_settings"] = {
+            **settings.get("world_info_settings", {}),
+            "world_info": {"globalSelect": ["Lake"]},
+        }
+        file.write_text(json.dumps(settings))
+        entry = {
+            "uid": 0,
+            "key": ["boat house"],
+            "keysecondary": [],
+            "comment": "",
+            "content": LORE,
+            "constant": False,
+            "selective": False,
+            "order": 100,
+            "position": 0,
+            "disable": False,
+            "probability": 100,
+            "useProbability": True,
+            "depth": 4,
+        }
+        worlds = self.data / "default-user/worlds"
+        worlds.mkdir(exist_ok=True)
+        (worlds / "Lake.json").write_text(json.dumps({"entries": {"0": entry}}))
 
     def configure(self, url):
         file = self.data / "default-user/settings.json"
@@ -143,6 +179,76 @@ class Person:
         self.wait_until_idle()
 
 
+def press_text_buttons(person, server, kind):
+    """All that a chat of text completion can do. Returns the requests for text that SillyTavern has sent."""
+    sent = []
+    is_text = lambda request: "/text-completions/generate" in request.url
+    person.page.on("request", lambda request: sent.append(request.post_data or "") if is_text(request) else None)
+    page = person.page
+    person.send_command("/go Seraphina")
+    person.say("Good evening. Who are you?")
+    count = person.messages()
+    last = lambda: page.locator("#chat .last_mes .mes_text").last.inner_text()
+    person.send_command("/regenerate", 3000)
+    person.wait_until_idle()
+    assert person.messages() == count and last().strip(), "an answer is regenerated"
+    person.swipe("right")
+    assert person.messages() == count and last().strip(), "a swipe is another answer"
+    before = last()
+    person.send_command("/continue", 3000)
+    person.wait_until_idle()
+    assert last().startswith(before[:10]), "an answer is continued"
+    page.fill("#send_textarea", "")
+    person.send_command("/impersonate", 3000)
+    person.wait_until_idle()
+    assert person.messages() == count, "nothing is said by impersonation"
+    page.fill("#send_textarea", "")
+    person.say("What do you know of the boat house?")
+    assert LORE in sent[-1], "the lorebook is in the prompt"
+    count = person.messages()
+    person.send_command("/cut {{lastMessageId}}", 1500)
+    assert person.messages() == count - 1, "a message is deleted"
+    # The answer is stopped while it is written.
+    page.fill("#send_textarea", "Tell me a very long story of the forest.")
+    page.press("#send_textarea", "Enter")
+    page.wait_for_function("() => getComputedStyle(document.querySelector('#mes_stop')).display !== 'none'")
+    page.wait_for_timeout(600)
+    page.locator("#mes_stop").click(force=True)
+    person.wait_until_idle()
+    deadline = time.time() + 20
+    while server.call("GET", "/slots")[1][0]["is_processing"]:
+        assert time.time() < deadline, "the model is free after the stop"
+        time.sleep(0.2)
+    person.say("And good night.")
+    if kind != "ollama":
+        assert any('"n_probs"' in body or '"logprobs"' in body for body in sent), sent[-1]
+    refused = [line for line in server.log if "refused" in line or "failed" in line]
+    assert not refused, refused
+    print(f"text completion as {kind}: {len(sent)} requests, none refused")
+    return sent
+
+
+def test_text_completion(folder, kind):
+    work = pathlib.Path(tempfile.mkdtemp(prefix="halo-tavern-"))
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    server = Server(work / "halo", "generation.max_tokens=40", "recall.mode=lexical").start()
+    tavern = Tavern(folder, work)
+    tavern.start()
+    tavern.stop()
+    model = server.call("GET", "/api/tags")[1]["models"][0]["name"]
+    tavern.configure_text(server.url, kind, model)
+    tavern.start()
+    try:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            press_text_buttons(Person(browser), server, kind)
+            browser.close()
+    finally:
+        tavern.stop()
+        server.stop()
+        shutil.rmtree(work, ignore_errors=True)
+
+
 def main(folder):
     work = pathlib.Path(tempfile.mkdtemp(prefix="halo-tavern-"))
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -207,4 +313,7 @@ def main(folder):
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "tests"))
-    main(sys.argv[1])
+    if "text" not in sys.argv[2:]:
+        main(sys.argv[1])
+    for kind in ("koboldcpp", "llamacpp", "ollama"):
+        test_text_completion(sys.argv[1], kind)

@@ -48,6 +48,21 @@ def test_llama_index(scripted):
     run_script("llama_index_client.py", scripted(*CHAT, CALL))
 
 
+def test_langchain_sends_token_ids_for_embeddings(server):
+    """The default of LangChain: ids of OpenAI's vocabulary, which litellm's package has, in the place of texts."""
+    vocabulary = next((CLIENTS / "venv-soak").glob("lib/*/site-packages/litellm/litellm_core_utils/tokenizers"))
+    program = (
+        "import sys; from langchain_openai import OpenAIEmbeddings\n"
+        "make = lambda **more: OpenAIEmbeddings(base_url=sys.argv[1] + '/v1', api_key='none', **more)\n"
+        "texts = ['The heron stands in the lake.', 'Müller trinkt Tee.']\n"
+        "ids, plain = make(), make(check_embedding_ctx_length=False)\n"
+        "for a, b in zip(ids.embed_documents(texts), plain.embed_documents(texts)):\n"
+        "    assert sum(x * y for x, y in zip(a, b)) > 0.9999\n"
+    )
+    env = {**os.environ, "TIKTOKEN_CACHE_DIR": str(vocabulary)}
+    run([CLIENTS / "venv/bin/python", "-c", program, server.url], server, env=env)
+
+
 def test_litellm(scripted):
     run_script("litellm_client.py", scripted(*CHAT, *CHAT, CALL))
 

@@ -50,7 +50,10 @@ def test_routes_match_the_openapi_document(server):
         )
         def check_case(case):
             response = case.call(base_url=server.url)
-            case.validate_response(response, checks=checks)
+            # Messages of earlier requests may still be answered; the documented answer then is to wait.
+            is_busy = response.status_code == 503 and "a message is being answered" in response.text
+            expected = [check for check in checks if not is_busy or check.__name__ != "not_a_server_error"]
+            case.validate_response(response, checks=expected)
 
         try:
             check_case()
@@ -117,8 +120,12 @@ def test_hostile_requests_cause_no_server_error(server):
         ("post", path)
         for path in (
             "/v1/chat/completions",
+            "/chat/completions",
             "/v1/completions",
             "/v1/embeddings",
+            "/v1/responses",
+            "/v1/responses/{id}",
+            "/v1/models/{model}",
             "/api/v1/generate",
             "/api/extra/generate/stream",
             "/api/v1/tokenize",
@@ -131,7 +138,18 @@ def test_hostile_requests_cause_no_server_error(server):
             "/api/show",
             "/api/extra/json_to_grammar",
             "/api/extra/embeddings",
+            "/api/extra/generate/check",
+            "/api/extra/last_logprobs",
+            "/api/extra/abort",
+            "/api/v1/config/soft_prompt",
+            "/api/embeddings",
+            "/api/delete",
+            "/api/pull",
             "/completion",
+            "/completions",
+            "/embeddings",
+            "/slots/{slot}",
+            "/infill",
             "/tokenize",
             "/detokenize",
             "/apply-template",
@@ -185,7 +203,8 @@ def test_hostile_requests_cause_no_server_error(server):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for _ in range(2):
             for status, method, path, result in pool.map(send_random_request, range(CASES * len(routes) // 2)):
-                assert status < 500, (status, method, path, result)
+                # 501 is the answer of what the API of another program has and Halo does not.
+                assert status < 500 or status == 501, (status, method, path, result)
                 assert "panicked" not in str(result) and "RUST_BACKTRACE" not in str(result)
             memory.append(server.memory())
     if memory[0]:

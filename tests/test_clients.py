@@ -55,12 +55,26 @@ def test_vercel_ai(scripted):
     run_script("vercel_ai.mjs", scripted(*CHAT, *WEATHER, *WEATHER, BIRD))
 
 
+def test_vercel_openai(scripted):
+    run_script("vercel_openai.mjs", scripted(*CHAT, *WEATHER, *WEATHER, BIRD, "Hello.", "Hello again."))
+
+
+def test_openapi_typescript(server, tmp_path):
+    """A generator of another language reads the document, and TypeScript accepts what it writes."""
+    types = tmp_path / "halo.d.ts"
+    bin = CLIENTS / "node_modules/.bin"
+    run([bin / "openapi-typescript", f"{server.url}/api/halo/openapi.json", "-o", types], server)
+    text = types.read_text()
+    assert "AllSearchResult: {" in text and '"/api/halo/v1/conversations/{name}/messages"' in text
+    run([bin / "tsc", "--noEmit", "--strict", "--skipLibCheck", types], server)
+
+
 def test_langchain(scripted):
-    run_script("langchain_client.py", scripted(*CHAT, *WEATHER, BIRD, bird_call("Bird")))
+    run_script("langchain_client.py", scripted(*CHAT, *WEATHER, BIRD, bird_call("Bird"), "word " * 2000, "I am here."))
 
 
 def test_pydantic_ai(scripted):
-    run_script("pydantic_ai_client.py", scripted(*WEATHER, bird_call("final_result"), BIRD))
+    run_script("pydantic_ai_client.py", scripted(*WEATHER, bird_call("final_result"), BIRD, CHAT[1]))
 
 
 def test_llm(scripted, tmp_path):

@@ -310,3 +310,102 @@ def test_concurrent_requests_are_answered(server):
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     assert all(texts)
+
+
+# What Kobold Lite sends with its default settings, in instruct mode with "KoboldCppAutomatic".
+LITE_KEY = "KCPP4711"
+LITE_REQUEST = {
+    "n": 1,
+    "max_context_length": 4096,
+    "max_length": 12,
+    "rep_pen": 1.07,
+    "temperature": 0.75,
+    "top_p": 0.92,
+    "top_k": 100,
+    "top_a": 0,
+    "typical": 1,
+    "tfs": 1,
+    "rep_pen_range": 360,
+    "rep_pen_slope": 0.7,
+    "sampler_order": [6, 0, 1, 3, 4, 2, 5],
+    "memory": "{{[SYSTEM]}}The password of the boat house is heron.{{[SYSTEM_END]}}",
+    "trim_stop": True,
+    "genkey": LITE_KEY,
+    "min_p": 0,
+    "dynatemp_range": 0,
+    "dynatemp_exponent": 1,
+    "smoothing_factor": 0,
+    "nsigma": 0,
+    "banned_tokens": [],
+    "render_special": False,
+    "logprobs": True,
+    "replace_instruct_placeholders": True,
+    "presence_penalty": 0,
+    "logit_bias": {},
+    "quiet": True,
+    "stop_sequence": ["{{[INPUT]}}", "{{[OUTPUT]}}"],
+    "use_default_badwordsids": False,
+    "bypass_eos": False,
+    "prompt": "{{[INPUT]}}Hello there.{{[INPUT_END]}}{{[OUTPUT]}}",
+}
+
+
+def test_kobold_lite_requests_are_answered(server):
+    """Kobold Lite's own requests, in its order: connecting, a streamed answer, a polled one, aborting, and what it asks afterwards."""
+
+    def get(path):
+        status, result = server.call("GET", path, headers=ORIGIN)
+        assert status == 200, (path, result)
+        return result
+
+    def post(path, body, **more):
+        status, result = server.call("POST", path, body, headers=ORIGIN, **more)
+        assert status == 200, (path, result)
+        return result
+
+    assert get("/api/v1/model")["result"].startswith("koboldcpp/")
+    assert get("/api/v1/info/version")["result"]
+    assert get("/api/extra/version")["result"] == "KoboldCpp"
+    assert get("/api/v1/config/max_context_length")["value"] >= 512
+    assert get("/api/v1/config/max_length")["value"] > 0
+    assert get("/api/extra/true_max_context_length")["value"] >= 512
+    assert get("/api/extra/preloadstory") == {}
+    assert get("/sdapi/v1/sd-models") == []
+
+    connection, response = start_stream(server, LITE_REQUEST)
+    assert response.status == 200 and response.headers["Content-Type"].startswith("text/event-stream")
+    received = list(events(response))
+    connection.close()
+    streamed = "".join(event["token"] for event in received)
+    assert received[-1]["finish_reason"] in ("length", "stop")
+    assert "<|im_" not in streamed and "{{[" not in streamed
+    assert post("/api/extra/generate/check", {"genkey": LITE_KEY})["results"][0]["text"].startswith(streamed[:4])
+    assert post("/api/extra/last_logprobs", {"genkey": LITE_KEY})["logprobs"]["content"]
+
+    # The placeholders became the template of the model: the same prompt by hand has as many tokens, and a prompt without them others.
+    whole = post("/api/v1/generate", {**LITE_REQUEST, "max_length": 1})["results"][0]
+    by_hand = {
+        **LITE_REQUEST,
+        "max_length": 1,
+        "memory": "<|im_start|>system\nThe password of the boat house is heron.<|im_end|>\n",
+        "prompt": "<|im_start|>user\nHello there.<|im_end|>\n<|im_start|>assistant\n",
+    }
+    assert post("/api/v1/generate", by_hand)["results"][0]["prompt_tokens"] == whole["prompt_tokens"]
+    literal = {**LITE_REQUEST, "max_length": 1, "replace_instruct_placeholders": False}
+    assert post("/api/v1/generate", literal)["results"][0]["prompt_tokens"] != whole["prompt_tokens"]
+
+    results = {}
+    long = {**LITE_REQUEST, "max_length": 400, "bypass_eos": False, "use_default_badwordsids": True}
+    polled = threading.Thread(target=lambda: results.update(post("/api/v1/generate", long, timeout=120)))
+    polled.start()
+    deadline = time.time() + 30
+    while time.time() < deadline:
+        if len(post("/api/extra/generate/check", {"genkey": LITE_KEY})["results"][0]["text"]) > 20:
+            break
+        time.sleep(0.1)
+    assert post("/api/extra/abort", {"genkey": LITE_KEY})["success"] == "true"
+    polled.join(30)
+    assert not polled.is_alive() and results["results"][0]["completion_tokens"] < 400
+    perf = get("/api/extra/perf")
+    assert perf["last_token_count"] > 0 and perf["last_eval_speed"] > 0
+    assert post("/api/extra/tokencount", {"prompt": LITE_REQUEST["prompt"]})["value"] > 0

@@ -99,6 +99,41 @@ def test_one_shot_requests_leak_no_files_threads_or_memory(model, tmp_path):
         server.stop()
 
 
+def test_stateless_requests_leave_nothing_behind(tmp_path):
+    """The real model: no conversation, no thread, no open file, no file of KV cells, by all ways to ask without being stored."""
+    server = Server(tmp_path, "generation.max_tokens=4").start()
+    try:
+        headers = {"x-halo-conversation": "none"}
+        ollama = {"prompt": "Say something.", "stream": False}
+        response = {"input": "Say something.", "store": False}
+
+        def ask():
+            assert chat(server, user("Say something about tea."), store=False)[0] == 200
+            assert chat(server, user("Say something about bees."), headers)[0] == 200
+            assert server.call("POST", "/api/generate", ollama)[0] == 200
+            assert server.call("POST", "/v1/responses", response)[0] == 200
+
+        def left():
+            process = pathlib.Path(f"/proc/{server.process.pid}")
+            files = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file())
+            kv = [file for file in files if file.startswith("kv/")]
+            return len(os.listdir(process / "fd")), len(os.listdir(process / "task")), kv
+
+        ask()
+        before = left()
+        for _ in range(5):
+            ask()
+        after = left()
+        # Idle threads of the pool for blocking work end after ten seconds.
+        assert after[0] <= before[0] + 4 and after[1] <= before[1] + 4 and after[2] == before[2], (before, after)
+        assert server.halo("GET", "/conversations")[1] == []
+        assert not any(
+            "Say something" in path.read_text(errors="ignore") for path in tmp_path.rglob("*") if path.is_file()
+        )
+    finally:
+        server.stop()
+
+
 def test_reading_many_conversations_leaks_no_files(model, tmp_path):
     model.answer = "An answer."
     count = ONE_SHOTS // 2

@@ -184,8 +184,12 @@ def test_page_with_100000_messages(browser, tmp_path):
         assert seen == list(range(seen[0], seen[0] + len(seen))) and 30_000 < seen[0] < 70_000, seen
         assert turns < 400, result
         assert heap <= 50, result
-        # Frames come at the rate of the display, 16.7 ms, if the page needs less. A machine with other work is slower.
-        assert scrolled["median"] <= 17 * float(os.environ.get("HALO_SLOW", "1")), result
+        # A machine with other work is slower; the figures above say how slow.
+        slack = float(os.environ.get("HALO_SLOW", "1"))
+        # The goal is one second on an idle machine; here other tests run at the same time.
+        assert opened <= 3000 * slack, result
+        # Frames come at the rate of the display, 16.7 ms, if the page needs less.
+        assert scrolled["median"] <= 17 * slack, result
     finally:
         page.close()
         server.stop()

@@ -161,6 +161,13 @@ def test_embeddings(client):
     assert len(a) == 384 and abs(dot(a, a) - 1) < 1e-3 and dot(a, b) > dot(a, c)
     plain = client.embeddings.create(model="any", input="a red apple", encoding_format="float").data[0].embedding
     assert max(abs(p - q) for p, q in zip(plain, a)) < 1e-6
+    # "hello world" in the vocabulary of OpenAI's embedding models, as clients send it that tokenize themselves.
+    ids = client.embeddings.create(model="any", input=[[15339, 1917]]).data[0].embedding
+    text = client.embeddings.create(model="any", input="hello world").data[0].embedding
+    assert dot(ids, text) > 0.9999
+    with pytest.raises(openai.BadRequestError) as error:
+        client.embeddings.create(model="any", input=[[4_000_000_000]])
+    assert error.value.param == "input" and "cl100k_base" in str(error.value)
     with pytest.raises(openai.BadRequestError):
         client.embeddings.create(model="any", input=[])
 

@@ -44,4 +44,10 @@ vectors = OpenAIEmbeddings(base_url=URL, api_key="none", model="any", check_embe
     ["a heron", "a lake"]
 )
 assert len(vectors) == 2 and len(vectors[0]) == len(vectors[1]) > 0
+
+# A stream that the client leaves frees the model for the next question.
+stream = model.stream("Tell me a very long story.")
+assert next(stream).content is not None
+stream.close()
+assert model.invoke("Are you there?").content.strip() == "I am here."
 print("ok")

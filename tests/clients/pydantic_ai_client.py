@@ -1,5 +1,6 @@
 """pydantic-ai. The argument is the address of a server whose model answers as tests/test_clients.py says."""
 
+import asyncio
 import sys
 
 from pydantic import BaseModel
@@ -15,7 +16,11 @@ class Bird(BaseModel):
     legs: int
 
 
-model = OpenAIChatModel("any", provider=OpenAIProvider(base_url=f"{sys.argv[1]}/v1", api_key="none"))
+def connect():
+    return OpenAIChatModel("any", provider=OpenAIProvider(base_url=f"{sys.argv[1]}/v1", api_key="none"))
+
+
+model = connect()
 agent = Agent(model, retries=0)
 towns = []
 
@@ -34,4 +39,14 @@ assert towns == ["Lindau"]
 for output in (Bird, NativeOutput(Bird)):
     result = Agent(model, output_type=output, retries=0).run_sync("A bird as JSON")
     assert result.output == Bird(name="heron", legs=2), result
+
+
+async def stream_text():
+    # The connections of the other one belong to the event loop of `run_sync`: the client would send the request twice.
+    async with Agent(connect(), retries=0).run_stream("And where do you live?") as result:
+        return "".join([part async for part in result.stream_text(delta=True)])
+
+
+streamed = asyncio.run(stream_text())
+assert streamed.strip() == "I live by the lake.", streamed
 print("ok")
