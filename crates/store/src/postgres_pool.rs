@@ -156,7 +156,12 @@ struct LockSession {
     /// Counts the sessions: a lock of an earlier one was released with it.
     generation: u64,
     held: BTreeSet<u64>,
+    /// When no session could be opened, and why. Those that have waited meanwhile do not try again one after the other.
+    failed: Option<(Instant, SqlError)>,
 }
+
+/// How long a failed connection answers for the next ones.
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 
 impl LockSession {
     fn live_client(&self) -> Option<Arc<Client>> {
@@ -302,7 +307,9 @@ impl PostgresPool {
         let mut session = self.locks.lock();
         let client = self.lock_client(&mut session)?;
         // A session may take a lock twice, so locks of other stores of this process are compared here.
-        if session.held.contains(&key) || !self.query_flag(&client, "SELECT pg_try_advisory_lock($1)", key)? {
+        if session.held.contains(&key)
+            || !self.query_lock(&mut session, &client, "SELECT pg_try_advisory_lock($1)", key)?
+        {
             return Ok(None);
         }
         session.held.insert(key);
@@ -315,10 +322,8 @@ impl PostgresPool {
         if session.generation != generation || !session.held.remove(&key) {
             return;
         }
-        if let Some(client) = session.live_client()
-            && self.query_flag(&client, "SELECT pg_advisory_unlock($1)", key).is_err()
-        {
-            session.client = None;
+        if let Some(client) = session.live_client() {
+            let _ = self.query_lock(&mut session, &client, "SELECT pg_advisory_unlock($1)", key);
         }
     }
 
@@ -331,7 +336,18 @@ impl PostgresPool {
         }
         // The shared lock is released at once: a program that wants the lock meanwhile tries again.
         let sql = "SELECT CASE WHEN pg_try_advisory_lock_shared($1) THEN NOT pg_advisory_unlock_shared($1) ELSE true END";
-        self.query_flag(&client, sql, key)
+        self.query_lock(&mut session, &client, sql, key)
+    }
+
+    /// Asks the lock session. A session that fails or does not answer is given up: it may hold a lock that nobody knows of.
+    fn query_lock(
+        &self,
+        session: &mut MutexGuard<'_, LockSession>,
+        client: &Client,
+        sql: &str,
+        key: u64,
+    ) -> Result<bool, SqlError> {
+        self.query_flag(client, sql, key).inspect_err(|_| session.client = None)
     }
 
     /// The client of the lock session. A new session holds no locks.
@@ -340,6 +356,21 @@ impl PostgresPool {
             return Ok(client);
         }
         session.client = None;
+        if let Some((_, error)) = session.failed.as_ref().filter(|(at, _)| at.elapsed() < RECONNECT_INTERVAL)
+        {
+            return Err(error.clone());
+        }
+        let client = self.open_lock_session().inspect_err(|error| {
+            session.failed = Some((Instant::now(), error.clone()));
+        })?;
+        session.client = Some(Arc::clone(&client));
+        session.generation += 1;
+        session.held.clear();
+        session.failed = None;
+        Ok(client)
+    }
+
+    fn open_lock_session(&self) -> Result<Arc<Client>, SqlError> {
         let connected = self.block_on(async {
             let connect = async {
                 let (client, connection) = self.config.connect(NoTls).await?;
@@ -349,19 +380,15 @@ impl PostgresPool {
             };
             tokio::time::timeout(self.limits.wait, connect).await
         });
-        let client = match connected {
-            Ok(client) => Arc::new(client.map_err(|e| connection_error(&e))?),
+        match connected {
+            Ok(client) => client.map(Arc::new).map_err(|e| connection_error(&e)),
             Err(_) => {
                 let seconds = self.limits.wait.as_secs();
                 let why =
                     format!("the PostgreSQL server cannot be reached: it has not answered for {seconds} s");
-                return Err(SqlError::unavailable(why));
+                Err(SqlError::unavailable(why))
             }
-        };
-        session.client = Some(Arc::clone(&client));
-        session.generation += 1;
-        session.held.clear();
-        Ok(client)
+        }
     }
 
     fn query_flag(&self, client: &Client, sql: &str, key: u64) -> Result<bool, SqlError> {
@@ -385,17 +412,26 @@ impl Drop for PostgresPool {
 }
 
 /// Keeps the lock session alive. A session whose server does not answer is given up, so that the next lock opens another.
+///
+/// Whoever holds the mutex waits for the runtime, whose only worker runs this: waiting for the mutex here would stop both.
 async fn send_heartbeats(locks: Arc<Mutex<LockSession>>, interval: Duration) {
     loop {
         tokio::time::sleep(interval).await;
-        let Some(client) = locks.lock().live_client() else { continue };
+        // A session that is in use needs no sign of life.
+        let Some(client) = locks.try_lock().and_then(|session| session.live_client()) else { continue };
         let alive =
             tokio::time::timeout(interval.max(Duration::from_secs(2)), client.batch_execute("")).await;
-        if !matches!(alive, Ok(Ok(()))) {
-            let mut session = locks.lock();
-            if session.client.as_ref().is_some_and(|current| Arc::ptr_eq(current, &client)) {
-                session.client = None;
+        if matches!(alive, Ok(Ok(()))) {
+            continue;
+        }
+        loop {
+            if let Some(mut session) = locks.try_lock() {
+                if session.client.as_ref().is_some_and(|current| Arc::ptr_eq(current, &client)) {
+                    session.client = None;
+                }
+                break;
             }
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 }

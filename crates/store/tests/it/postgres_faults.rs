@@ -252,3 +252,61 @@ fn commits_go_on_at_another_address_of_the_server() {
     let stored = other.load("c", Access::Read).expect("the conversation loads");
     assert_eq!((stored.len(), stored.state_hash()), (60, timeline.state_hash()));
 }
+
+/// The session of the locks gets its signs of life while other threads take and release locks: nobody waits for ever.
+#[test]
+fn lease_heartbeats_do_not_block_the_connections() {
+    let server = PostgresTestServer::start(&["max_connections=20"]);
+    let url = server.new_database();
+    // A sign of life every 250 ms.
+    let location = location(&url, "lease_timeout=1");
+    drop(Database::open(&location).expect("the schema is created"));
+    let until = Instant::now() + Duration::from_secs(4);
+    let threads: Vec<_> = (0..4)
+        .map(|n| {
+            let location = location.clone();
+            std::thread::spawn(move || {
+                let mut taken = 0;
+                while Instant::now() < until {
+                    let mut store = Database::open(&location).expect("the store opens");
+                    store.load(&format!("c{n}"), Access::Write).expect("the lease is taken");
+                    taken += 1;
+                }
+                taken
+            })
+        })
+        .collect();
+    let limit = until + Duration::from_secs(20);
+    for thread in threads {
+        while !thread.is_finished() {
+            assert!(Instant::now() < limit, "a thread waits for ever");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(thread.join().expect("the thread does not panic") > 3);
+    }
+}
+
+/// Many writers of a server that does not answer wait together, not one after the other.
+#[test]
+fn leases_of_a_frozen_postgres_fail_together() {
+    let server = PostgresTestServer::start(&["max_connections=20"]);
+    let url = server.new_database();
+    let location = location(&url, "pool_timeout=2&statement_timeout=2");
+    let mut stores: Vec<_> = (0..10)
+        .map(|n| {
+            let mut store = Database::open(&location).expect("the store opens");
+            store.load(&format!("c{n}"), Access::Write).expect("a new conversation");
+            store
+        })
+        .collect();
+    server.freeze();
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        for (n, store) in stores.iter_mut().enumerate() {
+            scope.spawn(move || store.load(&format!("other{n}"), Access::Write).expect_err("it is frozen"));
+        }
+    });
+    let took = started.elapsed();
+    server.thaw();
+    assert!(took < Duration::from_secs(12), "{took:?}");
+}
