@@ -165,10 +165,20 @@ impl ModelWeights {
     /// Tokenizes a text. Names of special tokens become those tokens only if `special` is set.
     #[must_use]
     pub fn tokenize(&self, text: &str, special: bool) -> Vec<LlamaToken> {
+        // SAFETY: the vocabulary is alive; this function only reads it.
+        let is_bpe = unsafe { sys::llama_vocab_type(self.vocab.as_ptr()) } == sys::LLAMA_VOCAB_TYPE_BPE;
+        if !is_bpe {
+            return self.tokenize_piece(text, special);
+        }
+        split_long_runs(text).flat_map(|piece| self.tokenize_piece(piece, special)).collect()
+    }
+
+    fn tokenize_piece(&self, text: &str, special: bool) -> Vec<LlamaToken> {
         let Ok(len) = i32::try_from(text.len()) else { return Vec::new() };
         let mut tokens = vec![0; text.len() + 8];
         loop {
-            // SAFETY: both lengths are those of the buffers that they are passed with.
+            // SAFETY: both lengths are those of the buffers that they are passed with. The text has no long run of characters
+            // that one regular expression may match as a whole, which llama.cpp would overflow the stack with.
             let n = unsafe {
                 sys::llama_tokenize(
                     self.vocab.as_ptr(),
@@ -253,9 +263,91 @@ impl ModelWeights {
     }
 }
 
+/// Splits a text where white space, or text without white space, goes on for more than [`MAX_RUN_CHARS`] characters.
+///
+/// llama.cpp splits a text into words with the regular expression of the model before it merges bytes. For most expressions it
+/// uses `std::regex`, which recurses once per character of a match: some ten thousand letters without a space overflow the
+/// stack of the thread, and end the process. A cut changes the tokens at the cut only, and never the text.
+fn split_long_runs(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let end = first_piece_len(rest);
+        let (piece, after) = rest.split_at(end);
+        rest = after;
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
+/// With this many characters the recursion takes less than half a megabyte; a thread has two.
+const MAX_RUN_CHARS: usize = 1000;
+
+/// A special token whose name begins so many bytes before a cut ends before it.
+const MAX_SPECIAL_BYTES: usize = 48;
+
+/// The bytes before the first cut.
+fn first_piece_len(text: &str) -> usize {
+    let mut run = 0;
+    let mut run_is_space = false;
+    // The last place in the run where a cut is not in the name of a special token, as far as that can be seen.
+    let (mut cut, mut opened) = (0, None);
+    for (at, character) in text.char_indices() {
+        if run == 0 || character.is_whitespace() != run_is_space {
+            (run, run_is_space, cut, opened) = (0, character.is_whitespace(), 0, None);
+        } else if run > MAX_RUN_CHARS / 2 && opened.is_none_or(|start: usize| at - start > MAX_SPECIAL_BYTES)
+        {
+            cut = at;
+        }
+        if run == MAX_RUN_CHARS {
+            return if cut > 0 { cut } else { at };
+        }
+        run += 1;
+        match character {
+            '<' | '[' => opened = Some(at),
+            '>' | ']' => opened = None,
+            _ => {}
+        }
+    }
+    text.len()
+}
+
 impl Drop for ModelWeights {
     fn drop(&mut self) {
         // SAFETY: every context holds an `Arc` of the weights, so no context is left.
         unsafe { sys::llama_model_free(self.model.as_ptr()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokenize_splits_only_long_runs() {
+        let pieces = |text: &str| split_long_runs(text).map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(pieces(""), Vec::<String>::new());
+        let words = "word ".repeat(5000);
+        assert_eq!(pieces(&words), [words]);
+        for run in ["A", ".", " ", "\n", "字", "e\u{301}"] {
+            let text = format!("Before {} after", run.repeat(3000));
+            let pieces = pieces(&text);
+            assert!(pieces.len() >= 3, "{run:?}: {}", pieces.len());
+            assert_eq!(pieces.concat(), text);
+            let longest = pieces
+                .iter()
+                .flat_map(|piece| piece.split(|c: char| c.is_whitespace() != run.trim().is_empty()));
+            assert!(longest.map(|run| run.chars().count()).max() <= Some(MAX_RUN_CHARS), "{run:?}");
+        }
+    }
+
+    #[test]
+    fn tokenize_does_not_split_names_of_special_tokens() {
+        for before in 960..1010 {
+            let text = format!("{}<|im_end|>{}", "A".repeat(before), "B".repeat(600));
+            let pieces: Vec<&str> = split_long_runs(&text).collect();
+            assert!(
+                pieces.len() >= 2 && pieces.iter().any(|piece| piece.contains("<|im_end|>")),
+                "{before}: {pieces:?}"
+            );
+        }
     }
 }
