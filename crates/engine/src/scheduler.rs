@@ -60,6 +60,19 @@ impl IdlePermit<'_> {
     }
 }
 
+/// The place of a waiting request, which leaves the queue with it: also when its callback panics.
+struct WaitingTicket<'a> {
+    scheduler: &'a ModelScheduler,
+    ticket: u64,
+}
+
+impl Drop for WaitingTicket<'_> {
+    fn drop(&mut self) {
+        self.scheduler.lock().remove(self.ticket);
+        self.scheduler.queue_changed.notify_all();
+    }
+}
+
 /// How easily work is preempted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WorkPriority {
@@ -190,13 +203,15 @@ impl ModelScheduler {
         let ticket = queue.last_ticket;
         queue.waiting.push((ticket, client.to_owned()));
         queue.preempt_for_requests();
+        // It locks the queue when it is dropped, so no guard may be alive then.
+        let waiting = WaitingTicket { scheduler: self, ticket };
         loop {
             let ahead = queue.count_ahead(ticket);
             if ahead == 0 {
                 queue.grant(ticket, client);
                 drop(queue);
-                // Another permit may be free for the next request.
-                self.queue_changed.notify_all();
+                // Another permit may be free for the next request: the ticket tells the others.
+                drop(waiting);
                 return Some(ModelPermit {
                     scheduler: self,
                     client: client.to_owned(),
@@ -205,13 +220,10 @@ impl ModelScheduler {
             }
             drop(queue);
             let flow = callback(ahead);
-            queue = self.lock();
             if flow == StepFlow::Stop {
-                queue.remove(ticket);
-                drop(queue);
-                self.queue_changed.notify_all();
                 return None;
             }
+            queue = self.lock();
             if queue.count_ahead(ticket) > 0 {
                 self.queue_changed.wait_for(&mut queue, POLL_INTERVAL);
             }
@@ -399,6 +411,19 @@ mod tests {
         assert!(!idle.is_preempted(), "an earlier request does not preempt new idle work");
         scheduler.preempt_idle();
         assert!(idle.is_preempted());
+    }
+
+    #[test]
+    fn scheduler_forgets_a_waiting_request_that_panics() {
+        let scheduler = ModelScheduler::default();
+        let first = scheduler.acquire("a", &mut |_| StepFlow::Continue);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _ = scheduler.acquire("b", &mut |_| panic!("planted"));
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(scheduler.queue_len(), 0);
+        drop(first);
+        assert!(scheduler.acquire("c", &mut |_| StepFlow::Stop).is_some());
     }
 
     #[test]

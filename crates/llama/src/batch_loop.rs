@@ -6,10 +6,9 @@
 
 use crate::ffi::{JobCanceller, LlamaError};
 use crate::generate::{GenerateRequest, Generation, GenerationFlow};
-use crate::grammar::GrammarMatcher;
 use crate::job_queue::{JobQueue, LlamaJob, LlamaStep, QueuePoll};
 use crate::kv_cache::{DecodedLane, KvCache, KvCacheError, LaneBatch};
-use halo_core::model::{FinishReason, ModelStep, OutputConstraint, StepFlow};
+use halo_core::model::{FinishReason, ModelStep, StepFlow};
 use halo_core::{Error, ErrorKind};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,15 +16,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
-/// Compiles the constraint of an answer.
-pub(crate) type CompileConstraint =
-    Box<dyn Fn(&OutputConstraint) -> Result<Option<GrammarMatcher>, Error> + Send>;
-
 /// How long a slice of a prefill may hold up running answers.
 const SLICE_TIME: Duration = Duration::from_millis(150);
 
 /// The shortest slice: a shorter one wastes the pass over the weights.
 const MIN_SLICE: usize = 16;
+
+/// After so many panics in a row the thread ends: what it has cannot be trusted.
+const MAX_PANICS: usize = 10;
 
 /// An answer in the batch.
 struct RunningJob {
@@ -86,7 +84,6 @@ struct WaitingJob {
 pub(crate) struct BatchLoop {
     cache: KvCache,
     canceller: Arc<JobCanceller>,
-    compile: CompileConstraint,
     running: Vec<RunningJob>,
     waiting: VecDeque<WaitingJob>,
     /// The last steps of answers that left the batch.
@@ -100,12 +97,11 @@ pub(crate) struct BatchLoop {
 }
 
 impl BatchLoop {
-    pub(crate) fn new(mut cache: KvCache, compile: CompileConstraint, keep_idle_lanes: bool) -> Self {
+    pub(crate) fn new(mut cache: KvCache, keep_idle_lanes: bool) -> Self {
         let canceller = Arc::clone(cache.context().canceller());
         Self {
             cache,
             canceller,
-            compile,
             running: Vec::new(),
             waiting: VecDeque::new(),
             ending: Vec::new(),
@@ -117,12 +113,26 @@ impl BatchLoop {
 
     /// Runs jobs until the queue is closed, then saves the cached KV cells.
     pub(crate) fn run(mut self, queue: &JobQueue) {
-        loop {
-            let closed = self.take_jobs(queue);
-            self.start_waiting();
-            self.send_steps();
-            if self.tick() {
-                continue;
+        let mut panics = 0;
+        while panics < MAX_PANICS {
+            let mut closed = false;
+            let ticked = self.catch_panic(|this| {
+                closed = this.take_jobs(queue);
+                // First: answers that ended still have their lanes.
+                this.send_steps();
+                this.start_waiting();
+                Ok(this.tick())
+            });
+            match ticked {
+                Ok(true) => {
+                    panics = 0;
+                    continue;
+                }
+                Ok(false) => panics = 0,
+                Err(_) => {
+                    panics += 1;
+                    continue;
+                }
             }
             let done = self.running.is_empty() && self.waiting.is_empty() && self.ending.is_empty();
             match closed {
@@ -131,7 +141,9 @@ impl BatchLoop {
                 false => queue.wait(),
             }
         }
-        self.cache.save_and_clear();
+        if panics < MAX_PANICS {
+            self.cache.save_and_clear();
+        }
     }
 
     /// Takes all queued jobs. True if the queue is closed.
@@ -181,7 +193,8 @@ impl BatchLoop {
     /// Starts waiting answers in their order, as far as there are lanes and cells for them.
     fn start_waiting(&mut self) {
         let mut n = 0;
-        while n < self.waiting.len() {
+        // An answer that ended, as all do after a panic, has its lane until its end is sent.
+        while n < self.waiting.len() && self.running.iter().all(|job| job.end.is_none()) {
             let job = &self.waiting[n];
             if self.canceller.is_job_cancelled(job.id) {
                 if let Some(job) = self.waiting.remove(n) {
@@ -214,14 +227,12 @@ impl BatchLoop {
         let WaitingJob { id, request, mut outbox } = job;
         self.canceller.set_batch_jobs(vec![id]);
         let started = self.catch_panic(|this| {
-            let constraint = request.sampling.constraint.as_ref();
-            let grammar = constraint.map_or(Ok(None), |constraint| (this.compile)(constraint))?;
             if !this.keep_idle_lanes {
                 this.cache.evict_idle_lanes(&request.conversation);
             }
             let canceller = Arc::clone(&this.canceller);
             let mut listener = |step: ModelStep<'_>| outbox.listen(step, id, &canceller);
-            Generation::start(&mut this.cache, *request, grammar, &mut listener).map_err(cache_error)
+            Generation::start(&mut this.cache, *request, &mut listener).map_err(cache_error)
         });
         self.canceller.set_batch_jobs(Vec::new());
         match started {
@@ -371,6 +382,8 @@ impl BatchLoop {
     }
 
     fn advance(&mut self, n: usize, len: usize, decoded: &DecodedLane) {
+        #[cfg(debug_assertions)]
+        planted::panic_if_planted(self.running[n].generation.conversation());
         let Self { cache, running, canceller, .. } = self;
         let RunningJob { id, generation, outbox, end, .. } = &mut running[n];
         let mut listener = |step: ModelStep<'_>| outbox.listen(step, *id, canceller);
@@ -401,4 +414,22 @@ fn cache_error(error: KvCacheError) -> Error {
 /// A cancelled job is no failure.
 fn finish_of_error(error: Error) -> Result<FinishReason, Error> {
     if error.kind == ErrorKind::Cancelled { Ok(FinishReason::Cancelled) } else { Err(error) }
+}
+
+/// A panic that a test plants on the thread of a model. Not in release builds.
+#[cfg(debug_assertions)]
+pub mod planted {
+    use parking_lot::Mutex;
+
+    static CONVERSATION: Mutex<Option<String>> = Mutex::new(None);
+
+    /// The next token of this conversation panics.
+    pub fn plant_panic(conversation: &str) {
+        *CONVERSATION.lock() = Some(conversation.to_owned());
+    }
+
+    pub(super) fn panic_if_planted(conversation: &str) {
+        let planted = CONVERSATION.lock().take_if(|planted| planted == conversation);
+        assert!(planted.is_none(), "a test planted this panic");
+    }
 }

@@ -25,6 +25,9 @@ pub(crate) struct GenerateRequest {
     pub(crate) ephemeral: bool,
     pub(crate) sampling: Sampling,
     pub(crate) attention: AttentionRequest,
+    /// The sampler and the grammar, which the caller's thread makes: both may take seconds, in which no answer would go on.
+    pub(crate) sampler: SamplerChain,
+    pub(crate) grammar: Option<GrammarMatcher>,
 }
 
 pub(crate) type StepListener<'a> = dyn FnMut(ModelStep<'_>) -> StepFlow + 'a;
@@ -46,8 +49,6 @@ pub(crate) struct Generation {
     next: InputToken,
     /// The tokens of the answer so far. None while the window is prefilled.
     answered: Option<usize>,
-    grammar: Option<GrammarMatcher>,
-    sampler: SamplerChain,
     decoder: Utf8Decoder,
     stops: StopMatcher,
 }
@@ -64,7 +65,6 @@ impl Generation {
     pub(crate) fn start(
         cache: &mut KvCache,
         request: GenerateRequest,
-        grammar: Option<GrammarMatcher>,
         listener: &mut StepListener<'_>,
     ) -> Result<Option<Self>, KvCacheError> {
         let max_tokens = request.sampling.max_tokens;
@@ -86,7 +86,6 @@ impl Generation {
         cache.reserve_lane(sync.cells);
         let last_chunk = prefill.iter().rposition(|token| token.chunk_start);
         let weights = cache.context().weights();
-        let sampler = sampler_for_window(weights, &request, sync.answer_budget);
         let decoder = decoder_for_window(weights, &request);
         let stops = StopMatcher::new(&request.sampling.stop);
         Ok(Some(Self {
@@ -98,8 +97,6 @@ impl Generation {
             prefill,
             next,
             answered: None,
-            grammar,
-            sampler,
             decoder,
             stops,
             request,
@@ -196,9 +193,9 @@ impl Generation {
         listener: &mut StepListener<'_>,
     ) -> Result<GenerationFlow, KvCacheError> {
         let finished = |reason| Ok(GenerationFlow::Finished(reason));
-        let grammar = self.grammar.as_ref();
+        let grammar = self.request.grammar.as_ref();
         let allowed = |token: LlamaToken| grammar.is_none_or(|grammar| grammar.allows(token));
-        let Some(token) = self.sampler.sample(logits, allowed) else {
+        let Some(token) = self.request.sampler.sample(logits, allowed) else {
             return finished(FinishReason::EndOfText);
         };
         if weights.is_end_of_generation(token) {
@@ -212,8 +209,8 @@ impl Generation {
                 return finished(FinishReason::Cancelled);
             }
         }
-        self.sampler.accept(token);
-        let grammar_complete = match self.grammar.as_mut().map(|grammar| grammar.accept(token)) {
+        self.request.sampler.accept(token);
+        let grammar_complete = match self.request.grammar.as_mut().map(|grammar| grammar.accept(token)) {
             None => false,
             Some(Ok(complete)) => complete,
             Some(Err(why)) => {
@@ -261,15 +258,15 @@ fn token_probability(logits: &[f32], token: LlamaToken) -> Option<f32> {
 }
 
 /// A sampler whose penalties count the end of the window.
-fn sampler_for_window(
+pub(crate) fn sampler_for_window(
     weights: &ModelWeights,
-    request: &GenerateRequest,
+    window: &[WindowToken],
+    sampling: &Sampling,
     answer_budget: usize,
 ) -> SamplerChain {
-    let window = request.window.len();
-    let mut sampler = SamplerChain::new(weights, &request.sampling, window.saturating_add(answer_budget));
-    let recent = window.saturating_sub(request.sampling.history_len());
-    request.window[recent..].iter().for_each(|token| sampler.accept(token.id.0.cast_signed()));
+    let mut sampler = SamplerChain::new(weights, sampling, window.len().saturating_add(answer_budget));
+    let recent = window.len().saturating_sub(sampling.history_len());
+    window[recent..].iter().for_each(|token| sampler.accept(token.id.0.cast_signed()));
     sampler
 }
 

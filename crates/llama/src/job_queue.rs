@@ -7,6 +7,7 @@ use halo_core::model::{
 };
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 pub(crate) enum LlamaJob {
@@ -113,6 +114,13 @@ impl JobQueue {
         }
     }
 
+    /// Closes the queue and drops its jobs, whose callers get an error.
+    fn abandon(&self) {
+        self.close();
+        let jobs = std::mem::take(&mut self.state.lock().jobs);
+        drop(jobs);
+    }
+
     pub(crate) fn poll(&self) -> QueuePoll {
         let mut state = self.state.lock();
         match state.jobs.pop_front() {
@@ -138,5 +146,14 @@ impl JobQueue {
             self.changed.wait(&mut state);
         }
         state.step_taken = false;
+    }
+}
+
+/// Abandons the queue when the thread that serves it ends, however it ends.
+pub(crate) struct AbandonOnDrop(pub(crate) Arc<JobQueue>);
+
+impl Drop for AbandonOnDrop {
+    fn drop(&mut self) {
+        self.0.abandon();
     }
 }

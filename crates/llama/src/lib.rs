@@ -35,3 +35,6 @@ pub mod token_key;
 pub mod token_text;
 mod tool_grammar;
 mod tool_template;
+
+#[cfg(debug_assertions)]
+pub use batch_loop::planted;

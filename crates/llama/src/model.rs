@@ -6,9 +6,9 @@
 use crate::batch_loop::BatchLoop;
 use crate::ffi::{ContextParams, JobCanceller, KvKeyType, LlamaContext, LlamaError, ModelWeights};
 use crate::fingerprint::model_fingerprint;
-use crate::generate::GenerateRequest;
+use crate::generate::{GenerateRequest, sampler_for_window};
 use crate::grammar::{GrammarCompiler, GrammarMatcher};
-use crate::job_queue::{JobQueue, LlamaJob, LlamaStep, OwnedAttentionRow};
+use crate::job_queue::{AbandonOnDrop, JobQueue, LlamaJob, LlamaStep, OwnedAttentionRow};
 use crate::kv_archive::{KvArchive, KvArchiveLimits};
 use crate::kv_cache::{KvCache, KvCacheMode, sequence_count};
 use crate::self_test::find_kv_edit_failure;
@@ -106,7 +106,6 @@ impl Clone for Llama {
 struct LlamaThread {
     jobs: Arc<JobQueue>,
     canceller: Arc<JobCanceller>,
-    next_job: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
     compiler: SharedCompiler,
 }
@@ -116,6 +115,11 @@ type SharedCompiler = Arc<Mutex<Option<GrammarCompiler>>>;
 
 /// The parser of JSON schemas recurses.
 const COMPILER_STACK_BYTES: usize = 64 << 20;
+const MODEL_STACK_BYTES: usize = 16 << 20;
+
+/// Numbers of jobs are unique in the process: a caller that cancels a job of a model that was unloaded since must not meet
+/// another caller's job.
+static NEXT_JOB: AtomicU64 = AtomicU64::new(1);
 
 /// The latest background job of a handle, for callers that use several handles as one.
 pub type BackgroundJob = Arc<AtomicU64>;
@@ -254,23 +258,19 @@ impl LlamaThread {
         let canceller = Arc::clone(context.canceller());
         let jobs = Arc::new(JobQueue::default());
         let queue = Arc::clone(&jobs);
-        let compiler = SharedCompiler::default();
-        let shared_compiler = Arc::clone(&compiler);
         let run = move || {
-            let weights = Arc::clone(context.weights());
-            let compile = move |constraint: &OutputConstraint| {
-                compile_constraint(&weights, constraint, &shared_compiler)
-            };
+            let _abandon = AbandonOnDrop(Arc::clone(&queue));
             let cache = KvCache::new(context, KvArchive::open(limits, fingerprint), mode);
             let cache = cache.with_window_limit(window_limit);
-            BatchLoop::new(cache, Box::new(compile), keep_idle_lanes).run(&queue);
+            BatchLoop::new(cache, keep_idle_lanes).run(&queue);
         };
         let builder = std::thread::Builder::new().name("halo-model".into());
-        let thread = builder.stack_size(COMPILER_STACK_BYTES).spawn(run);
+        let thread = builder.stack_size(MODEL_STACK_BYTES).spawn(run);
         let thread = thread.map_err(|error| {
             Error::internal("starting the thread of the model", error.to_string()).with_source(error)
         })?;
-        Ok(Self { jobs, canceller, next_job: AtomicU64::new(1), thread: Mutex::new(Some(thread)), compiler })
+        let compiler = SharedCompiler::default();
+        Ok(Self { jobs, canceller, thread: Mutex::new(Some(thread)), compiler })
     }
 
     fn send(&self, job: LlamaJob) -> Result<(), Error> {
@@ -299,6 +299,8 @@ impl Llama {
         background: bool,
         listener: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
     ) -> Result<FinishReason, Error> {
+        let grammar = sampling.constraint.as_ref().map_or(Ok(None), |constraint| self.compile(constraint))?;
+        let answer_budget = sampling.max_tokens.min(self.info.context);
         let request = Box::new(GenerateRequest {
             conversation: prompt.conversation.to_owned(),
             window: prompt.window.to_vec(),
@@ -306,8 +308,10 @@ impl Llama {
             ephemeral: prompt.ephemeral,
             sampling: sampling.clone(),
             attention: attention.clone(),
+            sampler: sampler_for_window(&self.weights, prompt.window, sampling, answer_budget),
+            grammar,
         });
-        let job_id = self.worker.next_job.fetch_add(1, Ordering::SeqCst);
+        let job_id = NEXT_JOB.fetch_add(1, Ordering::SeqCst);
         self.worker.canceller.add_job(job_id);
         if background {
             self.background_job.store(job_id, Ordering::SeqCst);
@@ -337,6 +341,21 @@ impl Llama {
                 self.worker.canceller.cancel(job_id);
             }
         }
+    }
+}
+
+impl Llama {
+    /// Compiles a constraint on a thread with enough stack.
+    fn compile(&self, constraint: &OutputConstraint) -> Result<Option<GrammarMatcher>, Error> {
+        let compile = || compile_constraint(&self.weights, constraint, &self.worker.compiler);
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(COMPILER_STACK_BYTES);
+            let thread = thread.spawn_scoped(scope, compile);
+            let thread = thread.map_err(|e| Error::internal(COMPILING, e.to_string()).with_source(e))?;
+            thread
+                .join()
+                .unwrap_or_else(|_| Err(Error::invalid_input(COMPILING, "the schema cannot be compiled")))
+        })
     }
 }
 
@@ -386,15 +405,7 @@ impl Model for Llama {
     }
 
     fn check_constraint(&mut self, constraint: &OutputConstraint) -> Result<(), Error> {
-        let compile = || compile_constraint(&self.weights, constraint, &self.worker.compiler).map(drop);
-        std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().stack_size(COMPILER_STACK_BYTES);
-            let thread = thread.spawn_scoped(scope, compile);
-            let thread = thread.map_err(|e| Error::internal(COMPILING, e.to_string()).with_source(e))?;
-            thread
-                .join()
-                .unwrap_or_else(|_| Err(Error::invalid_input(COMPILING, "the schema cannot be compiled")))
-        })
+        self.compile(constraint).map(drop)
     }
 
     fn generate(

@@ -22,6 +22,7 @@ use crate::attention::AttentionTap;
 use crate::system_memory;
 use llama_cpp_sys_2 as sys;
 use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -426,7 +427,7 @@ fn check_params(weights: &ModelWeights, params: ContextParams) -> Result<Context
     if !head_size.is_multiple_of(params.key_type.block_size()) {
         return Err(LlamaError::KeyType { head_size, key_type: params.key_type });
     }
-    let batch = params.batch.clamp(params.sequences.max(32), params.tokens);
+    let batch = params.batch.max(params.sequences.max(32)).min(params.tokens);
     let params = ContextParams { batch, threads: params.threads.clamp(1, MAX_THREADS), ..params };
     let (tokens, batch) = (u64::from(params.tokens), u64::from(params.batch));
     // The KV cache, and the attention scores of a batch, which are the largest intermediate tensor.
@@ -457,10 +458,14 @@ unsafe extern "C" fn eval_callback(node: *mut sys::ggml_tensor, ask: bool, data:
     // SAFETY: llama.cpp passes a live node and the pointer to the tap that `new` gave it; nothing else uses the tap
     // meanwhile, because `decode` borrows the whole context mutably.
     let (node, tap) = unsafe { (&*node, &mut *data.cast::<AttentionTap>()) };
-    if ask {
-        return tap.wants_node(&GraphNode(node));
-    }
-    tap.observe(&GraphNode(node));
-    // False would end the computation here.
-    true
+    // A panic must not unwind into llama.cpp: the row is missing then, which the engine reports.
+    let observed = catch_unwind(AssertUnwindSafe(|| {
+        if ask {
+            return tap.wants_node(&GraphNode(node));
+        }
+        tap.observe(&GraphNode(node));
+        // False would end the computation here.
+        true
+    }));
+    observed.unwrap_or(!ask)
 }

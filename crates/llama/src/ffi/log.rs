@@ -4,6 +4,7 @@
 use llama_cpp_sys_2 as sys;
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
 thread_local! {
@@ -29,7 +30,11 @@ unsafe extern "C" fn log_callback(level: sys::ggml_log_level, text: *const c_cha
     }
     // SAFETY: llama.cpp passes a string that ends with a zero byte and lives as long as this call.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
-    let text = text.trim_end();
+    // A panic of the subscriber must not unwind into llama.cpp.
+    let _ = catch_unwind(AssertUnwindSafe(|| log_line(level, text.trim_end())));
+}
+
+fn log_line(level: sys::ggml_log_level, text: &str) {
     if level == sys::GGML_LOG_LEVEL_ERROR {
         if !ERRORS_SUPPRESSED.get() {
             LAST_ERROR.with_borrow_mut(|last| *last = text.to_owned());

@@ -262,3 +262,42 @@ fn batch_prefill_does_not_stall_a_running_answer() {
     });
     assert!(before >= 3 && during >= 5, "{during} tokens while the other window was prefilled");
 }
+
+/// A panic on the thread of the model ends the running answers with an error, and the next ones are answered.
+#[test]
+fn batch_goes_on_after_a_panic() {
+    let model = open_parallel_model(ram_only(), 2);
+    let ends: Vec<_> = std::thread::scope(|scope| {
+        let callers: Vec<_> = ["panics", "beside"]
+            .map(|conversation| {
+                let mut model = model.clone();
+                scope.spawn(move || {
+                    let window = tokenize_window(&mut model, &QUESTION);
+                    let next_position = Position(window.len() as u64);
+                    let prompt = Prompt {
+                        conversation,
+                        window: &window,
+                        messages: &Vec::new,
+                        next_position,
+                        ephemeral: false,
+                    };
+                    let sampling = halo_core::model::Sampling { ignore_end: true, ..greedy(300) };
+                    let mut tokens = 0;
+                    let end = model.generate(&prompt, &sampling, &AttentionRequest::none(), &mut |step| {
+                        tokens += usize::from(matches!(step, ModelStep::Token(..)));
+                        if conversation == "panics" && tokens == 30 {
+                            halo_llama::planted::plant_panic("panics");
+                        }
+                        StepFlow::Continue
+                    });
+                    end.map_err(|error| error.kind)
+                })
+            })
+            .into_iter()
+            .collect();
+        callers.into_iter().map(|caller| caller.join().expect("no panic here")).collect()
+    });
+    assert_eq!(ends, [Err(halo_core::ErrorKind::Internal); 2]);
+    let mut model = model.clone();
+    assert_eq!(ask(&mut model, "panics", &QUESTION, 20), ask(&mut model, "panics", &QUESTION, 20));
+}
