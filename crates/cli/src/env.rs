@@ -69,7 +69,7 @@ impl GlobalArgs {
             store: self.store.clone().or_else(store),
             store_location: Arc::default(),
             wal_damage: Arc::default(),
-            models: ModelArgs { name: self.model.clone(), threads: self.threads },
+            models: ModelArgs { name: self.model.clone(), threads: self.threads, chosen_by_client: false },
             json: self.json,
         }
     }
@@ -109,6 +109,8 @@ pub struct SettingsArgs {
 pub struct ModelArgs {
     pub name: Option<String>,
     pub threads: Option<u32>,
+    /// Whether a client of the server chose it. An address that a client chose does not get the API key of the environment.
+    pub chosen_by_client: bool,
 }
 
 impl ModelArgs {
@@ -130,7 +132,7 @@ impl Env {
             store: None,
             store_location: Arc::default(),
             wal_damage: Arc::default(),
-            models: ModelArgs { name: None, threads: None },
+            models: ModelArgs { name: None, threads: None, chosen_by_client: false },
             json: false,
         }
     }

@@ -22,9 +22,9 @@ use halo_core::token::TokenId;
 use halo_core::{Error, ErrorKind};
 use halo_llama::model::{BackgroundJob, Llama};
 use halo_llama::system_memory;
-use halo_remote::{RemoteModel, is_listed_address};
+use halo_remote::{RemoteModel, has_port, is_listed_address};
 use halo_server::{ModelDetails, fits_memory};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -70,6 +70,12 @@ impl LocalModel {
         if llama.as_ref().is_some_and(Llama::is_shared) { None } else { llama.take() }
     }
 }
+
+/// How long a request waits while another model is loaded.
+const MAX_LOADING_WAIT: Duration = Duration::from_secs(60);
+
+/// The most models that clients have chosen.
+const MAX_CHOSEN: usize = 100;
 
 type LoadModel = fn(&Env, &Settings) -> Result<Llama>;
 
@@ -169,12 +175,13 @@ impl ModelPool {
     }
 
     fn add(&self, name: &str) -> Result<Arc<PoolEntry>, Error> {
-        let _one_at_a_time = self.loading.lock();
+        let _one_at_a_time = self.wait_for_loading(name)?;
         if let Some(model) = self.find(name) {
             return Ok(model);
         }
         let mut env = self.env.clone();
         env.models.name = Some(name.to_owned());
+        env.models.chosen_by_client = !self.is_set_by_hand(name);
         let is_local = !RemoteModel::is_address(name) && crate::script_model::script_file(name).is_none();
         if is_local {
             let file = env.model_file().map_err(|error| load_error(name, &error))?;
@@ -189,8 +196,31 @@ impl ModelPool {
         let model = PoolEntry::open(env, &self.settings, open_probed_model)
             .map_err(|error| load_error(name, &error))?;
         let model = Arc::new(model);
-        self.chosen.lock().push((name.to_owned(), Arc::clone(&model)));
+        let mut chosen = self.chosen.lock();
+        // A server may accept any name of a model. Entries that no conversation is connected to are made again when needed.
+        while chosen.len() >= MAX_CHOSEN {
+            let unused = |(_, entry): &(String, Arc<PoolEntry>)| {
+                Arc::strong_count(entry) == 1 && entry.local().is_none_or(|local| !local.is_loaded())
+            };
+            match chosen.iter().position(unused) {
+                Some(unused) => drop(chosen.remove(unused)),
+                None => {
+                    let why =
+                        format!("{MAX_CHOSEN} models are in use; end conversations with other models first");
+                    return Err(Error::new(ErrorKind::Unavailable, format!("loading {name}"), why));
+                }
+            }
+        }
+        chosen.push((name.to_owned(), Arc::clone(&model)));
         Ok(model)
+    }
+
+    /// Waits while another model is loaded, but not for as long as that may take: every waiting request holds a thread.
+    fn wait_for_loading(&self, name: &str) -> Result<MutexGuard<'_, ()>, Error> {
+        self.loading.try_lock_for(MAX_LOADING_WAIT).ok_or_else(|| {
+            let why = "another model is being loaded; try again when it is there";
+            Error::new(ErrorKind::Busy, format!("loading {name}"), why)
+        })
     }
 
     fn context_length(&self) -> Option<u64> {
@@ -226,7 +256,7 @@ impl ModelPool {
         if let Some(llama) = local.loaded() {
             return Ok(llama);
         }
-        let _one_at_a_time = self.loading.lock();
+        let _one_at_a_time = self.wait_for_loading(name)?;
         if let Some(llama) = local.loaded() {
             return Ok(llama);
         }
@@ -247,12 +277,16 @@ impl ModelPool {
         llama.is_some_and(|llama| llama.weights().is_control(token))
     }
 
-    /// Deletes the KV cells of worlds, which the default model computed.
-    pub fn delete_default_kv(&self, kv_key: &str) -> Result<(), Error> {
-        match self.default.local() {
-            Some(_) => self.acquire(&self.default)?.delete_kv(kv_key),
-            None => Ok(()),
+    /// Deletes the KV cells of a conversation or a world from all models in memory: it may have had another model before, which
+    /// would write its cells to disk when it is unloaded. Cells on disk are erased with the text.
+    pub fn delete_kv(&self, kv_key: &str) -> Result<(), Error> {
+        for entry in self.entries() {
+            let loaded = entry.local().and_then(|local| local.llama.lock().clone());
+            if let Some(mut llama) = loaded {
+                llama.delete_kv(kv_key)?;
+            }
         }
+        Ok(())
     }
 
     /// The models of the pool, the default one first.
@@ -337,10 +371,20 @@ impl ModelPool {
         Err(Error::not_found(operation, library.unknown_model_message(name, &installed)))
     }
 
+    /// Whether the owner of the server named this model: in `rooms.models`, or its server with its port in `model.servers`.
+    fn is_set_by_hand(&self, name: &str) -> bool {
+        let with_port = |server: &&String| has_port(server);
+        let servers: Vec<String> = self.settings.model_servers.0.iter().filter(with_port).cloned().collect();
+        self.settings.rooms_models.0.iter().any(|other| other == name)
+            || is_listed_address(name, &servers).unwrap_or(false)
+    }
+
     /// Refuses addresses of servers that neither `model.servers` nor `rooms.models` has: this program must not be a way into
     /// networks that its clients cannot reach, nor one to send conversations anywhere.
     pub fn check_address(&self, address: &str) -> Result<(), Error> {
-        let settings = self.env.load_settings().map(|loaded| loaded.settings).unwrap_or_default();
+        // A settings file that cannot be read allows what was allowed at the start, not what the defaults allow.
+        let settings =
+            self.env.load_settings().map_or_else(|_| self.settings.clone(), |loaded| loaded.settings);
         let is_known = self.env.models.name.as_deref() == Some(address)
             || settings.rooms_models.0.iter().any(|other| other == address);
         if is_known || is_listed_address(address, &settings.model_servers.0)? {
@@ -453,7 +497,8 @@ impl Model for PooledModel {
     }
 
     fn delete_kv(&mut self, conversation: &str) -> Result<(), Error> {
-        self.acquire()?.delete_kv(conversation)
+        self.parents.retain(|(branch, ..)| branch != conversation);
+        self.pool.delete_kv(conversation)
     }
 
     fn verify_kv(&mut self, conversation: &str, window: &[WindowToken]) -> Result<Option<String>, Error> {

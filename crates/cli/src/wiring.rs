@@ -68,6 +68,7 @@ pub fn open_model(env: &Env, settings: &Settings) -> Result<Box<dyn Model + Send
     if let Some(address) = env.models.name.as_deref().filter(|_| uses_remote_model(env)) {
         let options = halo_remote::RemoteOptions {
             context: context_length(settings),
+            send_key: !env.models.chosen_by_client,
             ..halo_remote::RemoteOptions::default()
         };
         let model: Box<dyn Model + Send> = Box::new(RemoteModel::connect(address, &options)?);

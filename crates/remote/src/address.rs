@@ -53,7 +53,8 @@ impl RemoteAddress {
 }
 
 /// Whether a URL, or a host without a scheme, names a port.
-pub(crate) fn has_port(url: &str) -> bool {
+#[must_use]
+pub fn has_port(url: &str) -> bool {
     let authority = url.split_once("://").map_or(url, |(_, rest)| rest).split('/').next().unwrap_or("");
     port_part(authority).is_some()
 }

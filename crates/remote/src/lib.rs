@@ -26,7 +26,7 @@ mod sse;
 mod stream_listener;
 mod tool_messages;
 
-pub use address::may_send_key;
+pub use address::{has_port, may_send_key};
 pub use approx_tokenizer::approximate_tokens;
 pub use download::{DownloadedFile, download_file};
 pub use hub::{HUB_ENDPOINT, HubAddress, HubFile};
@@ -72,7 +72,7 @@ impl RemoteModel {
             }
             RemoteProtocol::OpenAi => RemoteBackend::OpenAi(Box::new(OpenAiModel::connect(
                 address,
-                openai_key_from_env(),
+                openai_key_from_env().filter(|_| options.send_key),
                 options,
             )?)),
         }))

@@ -14,6 +14,8 @@ pub struct RemoteOptions {
     /// The longest pause within a response that has begun. Before it begins there is no limit, because the prefill of a
     /// long prompt takes long; the listener can cancel it.
     pub idle_timeout: Duration,
+    /// Whether the API key of the environment is sent. Not to an address that a client has chosen: any program may listen there.
+    pub send_key: bool,
 }
 
 impl Default for RemoteOptions {
@@ -24,6 +26,7 @@ impl Default for RemoteOptions {
             connect_timeout: seconds(5),
             request_timeout: seconds(5),
             idle_timeout: seconds(120),
+            send_key: true,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Asks a server what it is: which program, and which models it has.
 
-use crate::address::{BaseUrl, has_port, redact_password};
+use crate::address::{BaseUrl, RemoteAddress, RemoteProtocol, has_port, redact_password};
 use crate::error_text::sanitize;
 use crate::http::{RemoteClient, RemoteRequest};
 use crate::options::RemoteOptions;
@@ -26,6 +26,12 @@ const MAX_MODELS: usize = 200;
 /// The server of an address, without the protocol of Halo, the model and the path of the OpenAI API.
 fn server_url(address: &str) -> Result<BaseUrl, Error> {
     let operation = || format!("reading the address '{}'", redact_password(address));
+    // The port that the model is connected to, which is another one than that of the URL for KoboldCPP.
+    if let Ok(remote) = RemoteAddress::parse(address)
+        && remote.protocol == RemoteProtocol::Kobold
+    {
+        return Ok(remote.base);
+    }
     let url = address.strip_prefix("kobold+").or(address.strip_prefix("openai+")).unwrap_or(address);
     let url = url.split('#').next().unwrap_or(url);
     let url = if url.ends_with("://") { url } else { url.trim_end_matches('/') };

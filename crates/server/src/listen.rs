@@ -71,7 +71,11 @@ pub fn serve(app: &Arc<App>, options: ListenOptions) -> Result<(), Error> {
         // Running answers are stored first; then the clients get the rest of their responses.
         let closing = Arc::clone(app);
         let closed = tokio::task::spawn_blocking(move || closing.shutdown());
-        let _ = closed.await;
+        // A conversation may wait for a model that is being loaded. What was acknowledged is stored already.
+        tokio::select! {
+            _ = closed => {}
+            () = shutdown_signal() => tracing::warn!("a second signal: the server ends without waiting for running answers"),
+        }
         let _ = shutdown.send(true);
         let _ = timeout(SHUTDOWN_TIMEOUT, async {
             while shutdown.receiver_count() > 1 {

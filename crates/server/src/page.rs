@@ -17,6 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 #[include = "*.html"]
 #[include = "*.css"]
 #[include = "*.svg"]
+#[include = "*.png"]
 #[include = "*.webmanifest"]
 #[include = "js/*.js"]
 #[include = "vendor/*.js"]
@@ -48,6 +49,7 @@ fn serve_file(path: &str, headers: &HeaderMap) -> Response {
         Some("html") => "text/html; charset=utf-8",
         Some("css") => "text/css; charset=utf-8",
         Some("svg") => "image/svg+xml",
+        Some("png") => "image/png",
         Some("webmanifest") => "application/manifest+json",
         Some("woff2") => "font/woff2",
         _ => "text/javascript; charset=utf-8",

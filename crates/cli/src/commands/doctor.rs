@@ -116,6 +116,9 @@ struct StoreReport {
     oversized_windows: Vec<(String, u64)>,
 }
 
+/// Repairs that undo each other end after so many rounds.
+const MAX_REPAIR_ROUNDS: usize = 10;
+
 impl StoreReport {
     fn check(location: &StoreLocation, fix: bool, repairs: &mut Repairs) -> Result<(Database, Self)> {
         let mut store = Database::open(location)?;
@@ -125,7 +128,10 @@ impl StoreReport {
             store.check_integrity(&mut |done, all| bar.set_progress(done as u64, all as u64))?;
         drop(bar);
         // A repair can make more damage visible, so it is repeated until it changes nothing.
-        while fix && !findings.is_empty() {
+        for _ in 0..MAX_REPAIR_ROUNDS {
+            if !fix || findings.is_empty() {
+                break;
+            }
             let (backup, done) = store.repair(&findings)?;
             repairs.backup = repairs.backup.take().or(backup);
             repairs.done.extend(done);

@@ -4,8 +4,9 @@ use super::pull;
 use crate::env::Env;
 use crate::models::InstalledModel;
 use crate::models::catalogue::{CatalogueEntry, ModelKind};
+use crate::settings::value::FetchModels;
 use anyhow::{Context, Result};
-use halo_core::Error;
+use halo_core::{Error, ErrorKind};
 use halo_llama::system_memory;
 use halo_remote::probe_server;
 use halo_server::{
@@ -62,6 +63,10 @@ pub fn list(env: &Env, current: String) -> Result<ModelChoices> {
 
 /// Downloads a model of the catalogue, and nothing else.
 pub fn download(env: &Env, name: &str, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<()> {
+    if env.load_settings()?.settings.model_fetch == FetchModels::Never {
+        let why = "the setting model.fetch is never: download it by hand with `halo models pull`, or change the setting";
+        return Err(Error::new(ErrorKind::Forbidden, "downloading the model", why).into());
+    }
     let library = env.model_library()?;
     let entry = library.catalogue.get(name).filter(|entry| entry.name == name);
     let entry = entry.with_context(|| format!("there is no model {name} in the catalogue"))?;

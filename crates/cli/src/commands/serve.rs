@@ -432,7 +432,7 @@ impl Backend for CliBackend {
         let mut store = self.env.open_store().map_err(&failed)?;
         let created = store.list_namespaces()?.into_iter().find(|entry| entry.name == world);
         if let Some(entry) = created {
-            self.models.delete_default_kv(&world_store::world_kv_key(&entry.name, entry.created))?;
+            self.models.delete_kv(&world_store::world_kv_key(&entry.name, entry.created))?;
         }
         rooms::delete_world(&mut store, world, &self.env).map_err(failed)
     }

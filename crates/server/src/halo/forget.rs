@@ -9,6 +9,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use halo_core::token::ChunkId;
+use halo_core::{Error, ErrorKind};
 use halo_engine::event::ChangeAction;
 use halo_engine::forget::{
     ForgetPlan, ForgetQuery, ForgetReport, ForgetSelection, ForgetService, ForgetSubject, ForgetTiming,
@@ -233,20 +234,19 @@ async fn plan_and_forget(
 ) -> ApiResult<ApiForgetResult> {
     let erases_all = matches!(query, ForgetQuery::All);
     let conversation = name.to_owned();
-    let (plan, report) = run_forget(app, name, move |service, session, context| {
-        let plan = service.plan(&conversation, &query)?;
+    let (plan, report) = run_forget(app, name, move |mut job| {
+        let plan = job.service.plan(&conversation, &query)?;
         if plan.rows.is_empty() {
             return Err(ErrorResponse::not_found("nothing matches: nothing was forgotten"));
         }
-        let kv_key = session.kv_key().to_owned();
         let now = jiff::Timestamp::now().as_millisecond();
         let plans = [plan];
-        let report = context.run_without_lease(session, || service.forget(&plans, timing, now))?;
+        let report = job.run(|service| service.forget(&plans, timing, now))?;
         if report.due_at.is_none() {
-            session.delete_kv(&kv_key)?;
+            job.delete_kv()?;
         }
         let [plan] = plans;
-        context.announce_change(ChangeAction::Deleted, planned_chunks(&plan));
+        job.announce_change(ChangeAction::Deleted, planned_chunks(&plan));
         Ok((plan, report))
     })
     .await?;
@@ -306,9 +306,9 @@ async fn cancel_forget(
 ) -> ApiResult<Json<ApiForgetCancelResult>> {
     let selection = parse_selection(&request.chunks, request.turns)?;
     let conversation = name.clone();
-    let cancelled = run_forget(&app, &name, move |service, session, context| {
-        let cancelled = context.run_without_lease(session, || service.cancel(&conversation, &selection))?;
-        context.announce_change(ChangeAction::Undeleted, Vec::new());
+    let cancelled = run_forget(&app, &name, move |mut job| {
+        let cancelled = job.run(|service| service.cancel(&conversation, &selection))?;
+        job.announce_change(ChangeAction::Undeleted, Vec::new());
         Ok(cancelled)
     })
     .await?;
@@ -335,19 +335,66 @@ async fn list_proofs(State(app): State<Arc<App>>) -> ApiResult<Json<ApiForgetPro
     .await
 }
 
-/// Runs work of the forget service on the thread of the conversation, after the jobs before it.
+/// What is forgotten of one conversation, and the session that has it open.
+struct ForgetJob<'a> {
+    service: ForgetService<'a>,
+    /// The session with the key of its KV cells. None where the conversation cannot be opened, because its model is gone: it
+    /// can be forgotten all the same.
+    open: Option<(&'a mut Session, &'a JobContext<'a>, String)>,
+}
+
+impl ForgetJob<'_> {
+    /// Runs work that takes the lease itself.
+    fn run<T>(&mut self, work: impl FnOnce(&ForgetService<'_>) -> T) -> T {
+        let Self { service, open } = self;
+        match open {
+            Some((session, context, _)) => context.run_without_lease(session, || work(service)),
+            None => work(service),
+        }
+    }
+
+    fn delete_kv(&mut self) -> Result<(), Error> {
+        let open = self.open.as_mut();
+        open.map_or(Ok(()), |(session, _, kv_key)| session.delete_kv(kv_key))
+    }
+
+    fn announce_change(&self, action: ChangeAction, chunks: Vec<ChunkId>) {
+        if let Some((_, context, _)) = &self.open {
+            context.announce_change(action, chunks);
+        }
+    }
+}
+
+/// Runs work on the thread of a conversation; without one where the conversation cannot be opened.
 async fn run_forget<T: Send + 'static>(
     app: &Arc<App>,
     name: &str,
-    work: impl FnOnce(&ForgetService<'_>, &mut Session, &JobContext<'_>) -> ApiResult<T> + Send + 'static,
+    work: impl FnOnce(ForgetJob<'_>) -> ApiResult<T> + Send + 'static,
 ) -> ApiResult<T> {
-    let (opener, name) = (Arc::clone(app), name.to_owned());
-    let handle = spawn_blocking(move || opener.open_conversation(&name)).await?;
-    let (done, result) = oneshot::channel();
+    let opened = {
+        let (app, name) = (Arc::clone(app), name.to_owned());
+        spawn_blocking(move || app.open_conversation(&name)).await
+    };
     let app = Arc::clone(app);
+    let handle = match opened {
+        Ok(handle) => handle,
+        Err(error) if [ErrorKind::Busy, ErrorKind::Conflict].contains(&error.kind()) => return Err(error),
+        Err(error) => {
+            let name = name.to_owned();
+            return spawn_blocking(move || {
+                if app.with_reader(|store| store.find_conversation(&name))?.is_none() {
+                    return Err(error);
+                }
+                work(ForgetJob { service: ForgetService::new(app.backend.forget_backend()), open: None })
+            })
+            .await;
+        }
+    };
+    let (done, result) = oneshot::channel();
     handle.submit(move |session, context| {
+        let kv_key = session.kv_key().to_owned();
         let service = ForgetService::new(app.backend.forget_backend());
-        let _ = done.send(work(&service, session, context));
+        let _ = done.send(work(ForgetJob { service, open: Some((session, context, kv_key)) }));
     })?;
     let closed = |_| ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "the program is shutting down");
     result.await.map_err(closed)?

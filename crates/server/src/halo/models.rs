@@ -87,21 +87,35 @@ async fn download_model(
             ));
         }
         let failed = |e: std::io::Error| ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string());
-        std::thread::Builder::new()
-            .name("download".into())
-            .spawn(move || run_download(&app, &name))
-            .map_err(failed)?;
+        let running = RunningDownload { app, name };
+        std::thread::Builder::new().name("download".into()).spawn(move || running.run()).map_err(failed)?;
         Ok((StatusCode::ACCEPTED, Json(model)))
     })
     .await
 }
 
-fn run_download(app: &App, name: &str) {
-    let publish = |done: u64, all: u64, finished: bool, error: Option<String>| {
-        let download = ApiModelDownload { name: name.to_owned(), done, all, finished, error };
-        app.events.publish("", app.host.next_event_number(), ApiEventKind::ModelDownload(download));
-    };
-    let result = app.backend.download_model(name, &|done, all| publish(done, all, false, None));
-    app.downloads.0.lock().remove(name);
-    publish(0, 0, true, result.err().map(|error| error.to_string()));
+/// A download, which is no longer listed as running when it is dropped: also when it panics, or is not started.
+struct RunningDownload {
+    app: Arc<App>,
+    name: String,
+}
+
+impl RunningDownload {
+    fn run(self) {
+        let result =
+            self.app.backend.download_model(&self.name, &|done, all| self.publish(done, all, false, None));
+        self.app.downloads.0.lock().remove(&self.name);
+        self.publish(0, 0, true, result.err().map(|error| error.to_string()));
+    }
+
+    fn publish(&self, done: u64, all: u64, finished: bool, error: Option<String>) {
+        let download = ApiModelDownload { name: self.name.clone(), done, all, finished, error };
+        self.app.events.publish("", self.app.host.next_event_number(), ApiEventKind::ModelDownload(download));
+    }
+}
+
+impl Drop for RunningDownload {
+    fn drop(&mut self) {
+        self.app.downloads.0.lock().remove(&self.name);
+    }
 }

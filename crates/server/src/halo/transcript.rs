@@ -229,8 +229,7 @@ fn message_variants(
 
 /// The names of the speakers of an imported conversation, by turn.
 fn load_speakers(store: &mut dyn Store, name: &str) -> Result<BTreeMap<u32, String>, Error> {
-    let records = store.records(name, RecordKind::Setting)?;
-    let speakers = records.iter().find(|record| record.key == SPEAKERS_KEY);
+    let speakers = store.record(name, RecordKind::Setting, SPEAKERS_KEY)?;
     let speakers: BTreeMap<String, String> =
         speakers.and_then(|record| serde_json::from_str(&record.value).ok()).unwrap_or_default();
     Ok(speakers.into_iter().filter_map(|(turn, name)| Some((turn.parse().ok()?, name))).collect())
@@ -241,13 +240,15 @@ fn turn_records(
     name: &str,
     turns: &[VisibleTurn],
 ) -> Result<BTreeMap<u32, TurnRecord>, Error> {
-    let wanted: BTreeSet<u32> = turns.iter().map(|(turn, _)| turn.0).collect();
-    let records = store.records(name, RecordKind::Turn)?;
-    let wanted = records.into_iter().filter_map(|record| {
-        let turn = record.key.parse().ok().filter(|turn| wanted.contains(turn))?;
-        Some((turn, TurnRecord::from_json(&record.value)?))
-    });
-    Ok(wanted.collect())
+    let mut records = BTreeMap::new();
+    for (turn, _) in turns {
+        // One by one: a long conversation has as many records as answers, and a page has few.
+        let record = store.record(name, RecordKind::Turn, &turn.0.to_string())?;
+        if let Some(record) = record.and_then(|record| TurnRecord::from_json(&record.value)) {
+            records.insert(turn.0, record);
+        }
+    }
+    Ok(records)
 }
 
 fn used_chunks(record: &TurnRecord) -> Vec<ChunkId> {
