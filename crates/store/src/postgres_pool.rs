@@ -413,7 +413,7 @@ impl Drop for PostgresPool {
 
 /// Keeps the lock session alive. A session whose server does not answer is given up, so that the next lock opens another.
 ///
-/// Whoever holds the mutex waits for the runtime, whose only worker runs this: waiting for the mutex here would stop both.
+/// A thread that holds the mutex waits for the runtime, whose only worker runs this: waiting for the mutex here would stop both.
 async fn send_heartbeats(locks: Arc<Mutex<LockSession>>, interval: Duration) {
     loop {
         tokio::time::sleep(interval).await;
