@@ -310,6 +310,26 @@ def test_manual_edits_and_undo(small):
     ) == first["tokens"]
 
 
+def test_settings_that_leave_too_small_a_window_are_refused(tmp_path):
+    server = Server(tmp_path, "context.max_tokens=400").start()
+    status, result = server.halo("PUT", "/settings/generation.max_tokens", {"value": "390"})
+    assert status == 422 and "the context window is too small" in result["error"], result
+    assert "400" in result["error"] and "390" in result["error"], "the error shows the sum"
+    assert server.halo("PUT", "/settings/generation.max_tokens", {"value": "90"})[0] == 200
+    server.stop()
+
+
+def test_context_is_at_most_what_the_model_was_trained_for(small):
+    """Otherwise the next start would fail."""
+    status, result = small.halo("PUT", "/settings/model.context", {"value": "9000"})
+    assert status == 422 and "9000 tokens are more than the 8192" in result["error"], result
+    assert small.halo("PUT", "/settings/model.context", {"value": "4096"})[0] == 200
+    small.stop()
+    small.start()
+    assert small.halo("GET", "/status")[1]["model"]["context"] == 4096
+    assert small.halo("PUT", "/settings/model.context", {"value": None})[0] == 200
+
+
 def test_settings_survive_a_restart(small):
     def setting(key):
         return next(item for item in small.halo("GET", "/settings")[1] if item["key"] == key)

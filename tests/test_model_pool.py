@@ -1,9 +1,13 @@
 """Local models of a running server: loaded when they are needed, unloaded when idle and when others need the memory."""
 
+import http.server
+import json
 import pathlib
 import shutil
+import threading
 
-from conftest import ROOT, wait_for
+import pytest
+from conftest import ROOT, ScriptedModel, Server, wait_for
 
 
 def install(server, *architectures):
@@ -76,3 +80,44 @@ def test_chat_is_read_without_loading_its_model(scripted):
     assert loaded(server) == 0
     server.say("main", "And the grass?")
     assert texts(server, "main")[:4] == before and loaded(server) == 1
+
+
+class KeyedModel(ScriptedModel):
+    """A scripted model that notes the keys that it is sent."""
+
+    def do_GET(self):
+        self.server.keys.add(self.headers["Authorization"])
+        super().do_GET()
+
+    def do_POST(self):
+        self.server.keys.add(self.headers["Authorization"])
+        super().do_POST()
+
+
+@pytest.fixture
+def keyed_model():
+    model = http.server.ThreadingHTTPServer(("127.0.0.1", 0), KeyedModel)
+    model.answers, model.pause, model.requests, model.keys = [["Hello."]], 0, [], set()
+    threading.Thread(target=model.serve_forever, daemon=True).start()
+    yield model
+    model.shutdown()
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_key_is_sent_to_addresses_that_were_set_by_hand(tmp_path, keyed_model, by_hand):
+    """Any client may choose an address of this machine as the model of a chat, also one that it listens on itself."""
+    script = tmp_path / "answers.txt"
+    script.write_text("Hello.")
+    address = f"openai+http://127.0.0.1:{keyed_model.server_port}/v1"
+    model = address if by_hand else f"scripted:{script}"
+    server = Server(tmp_path / "data", model=model, env={"OPENAI_API_KEY": "sk-of-the-owner"}).start()
+    server.say("main", "Which colour is the sky?")
+    if not by_hand:
+        status, result = server.halo("POST", "/models/test", {"address": address})
+        assert status == 200, result
+        status, result = server.halo("PUT", "/conversations/main/model", {"model": address})
+        assert status == 200, result
+        server.say("main", "And the sea?")
+    server.stop()
+    assert keyed_model.requests and json.dumps(keyed_model.requests).count("sk-of-the-owner") == 0
+    assert keyed_model.keys == ({"Bearer sk-of-the-owner"} if by_hand else {None})

@@ -738,14 +738,9 @@ def test_queued_message_is_sent_once(browser, tmp_path, remote_model):
     server.stop()
 
 
-def test_invalid_settings_are_rejected(open_page, small):
+def test_invalid_settings_are_rejected(open_page):
     page = open_page()
     open_panel(page, "settings")
-    status, result = small.halo("PUT", "/settings/generation.max_tokens", {"value": "390"})
-    # A value from the command line cannot be changed here.
-    assert status == 422 and any(why in result["error"] for why in ("the context window is too small", "overrides")), (
-        result
-    )
     page.fill("#settings-q", "memory.delay")
     page.fill("[id='set-memory.delay']", "nonsense")
     page.press("[id='set-memory.delay']", "Enter")

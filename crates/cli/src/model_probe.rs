@@ -98,6 +98,14 @@ pub fn open_probed_model(env: &Env, settings: &Settings) -> Result<Llama> {
     Ok(Llama::open(&file, &options)?)
 }
 
+/// Whether a variable of the environment has settings of this program, or is named like a key.
+fn is_secret(name: &str) -> bool {
+    let name = name.to_ascii_uppercase();
+    let endings = ["KEY", "KEYS", "TOKEN", "SECRET", "PASSWORD", "PASSPHRASE", "CREDENTIALS", "DSN"];
+    let last = name.rsplit('_').next().unwrap_or_default();
+    name.starts_with("HALO_") || endings.contains(&last) || name.starts_with("PG")
+}
+
 /// Loads a file in a process of its own, unless this version of the program has loaded it before with the same options.
 ///
 /// # Errors
@@ -117,6 +125,10 @@ fn check_loadable(file: &Path, options: &LlamaOptions) -> Result<(), Error> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     // Where gdb is installed, ggml would start it for each abort.
     command.env("GGML_NO_BACKTRACE", "1");
+    // A damaged file may run code. What the process needs of the environment, drivers and libraries, is not listed anywhere.
+    for (name, _) in std::env::vars_os().filter(|(name, _)| is_secret(&name.to_string_lossy())) {
+        command.env_remove(name);
+    }
     let mut child = command.spawn().map_err(|e| failed(e.to_string()))?;
     // Read while the process runs: with a full pipe it would wait forever.
     let errors = child.stderr.take().map(|mut stderr| {
@@ -257,6 +269,16 @@ mod tests {
         let text = serde_json::to_string(&ProbeOptions::new(&options)).expect("JSON");
         let read: ProbeOptions = serde_json::from_str(&text).expect("options");
         assert_eq!(read.to_llama_options().expect("options"), options);
+    }
+
+    #[test]
+    fn probe_does_not_get_the_keys_of_the_environment() {
+        for name in ["HALO_SERVER_API_KEY", "HALO_MODEL_KEY", "OPENAI_API_KEY", "HF_TOKEN", "PGPASSWORD", "aws_secret"] {
+            assert!(is_secret(name), "{name}");
+        }
+        for name in ["PATH", "HOME", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "GGML_CUDA_NO_PINNED", "KEYBOARD"] {
+            assert!(!is_secret(name), "{name}");
+        }
     }
 
     #[test]

@@ -49,6 +49,10 @@ pub fn conversation_id(row: u64, created: i64) -> String {
     format!("{:012x}", checksum_bytes(&bytes) >> 16)
 }
 
+/// Setting of a conversation that was kept when it was retokenized: the [id](ConversationSummary::id) of the one with the same
+/// messages that took its place.
+pub const ORIGINAL_OF_KEY: &str = "original_of";
+
 /// What a conversation is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
@@ -289,6 +293,18 @@ pub trait Store {
             }
         }
         Ok(None)
+    }
+
+    /// The records of a kind with a key, with the names of their conversations.
+    ///
+    /// # Errors
+    /// Only those of every method.
+    fn records_with_key(&mut self, kind: RecordKind, key: &str) -> Result<Vec<(String, Record)>, Error> {
+        let mut found = Vec::new();
+        for summary in self.list_conversations()? {
+            found.extend(self.record(&summary.name, kind, key)?.map(|record| (summary.name, record)));
+        }
+        Ok(found)
     }
 
     /// Writes a record, replacing that with the same key; without a value, deletes it.

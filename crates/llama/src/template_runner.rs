@@ -9,6 +9,7 @@ use halo_core::Error;
 use halo_core::model::{ChatTemplate, MessageWrap};
 use halo_core::tool_call::{CallFormat, ReasoningFormat, ToolFormat, ToolSection};
 use serde_json::{Value, json};
+use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -71,10 +72,19 @@ impl TemplateRunner {
 /// What the worker writes before it looks at the template: then its limits hold.
 const READY: &[u8] = b"ready\n";
 
+/// The variables with which the loader of the system finds the libraries of the program.
+const LIBRARY_PATHS: [&str; 2] = ["LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"];
+
+fn inherited(name: &&'static str) -> Option<(&'static str, OsString)> {
+    std::env::var_os(name).map(|value| (*name, value))
+}
+
 /// The answer of the worker to a job, which is empty if it has exceeded its limits. None if it could not be started.
 fn run_worker(program: &Path, job: String) -> Result<Option<Vec<u8>>, Error> {
     let mut command = Command::new(program);
-    command.arg(SUBPROCESS_ARG).stdin(Stdio::piped()).stdout(Stdio::piped());
+    // The environment may have keys.
+    command.arg(SUBPROCESS_ARG).env_clear().envs(LIBRARY_PATHS.iter().filter_map(inherited));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let Ok(mut child) = command.stderr(Stdio::null()).spawn() else { return Ok(None) };
     let (input, output) = (child.stdin.take(), child.stdout.take());
     let reader = std::thread::spawn(move || {
@@ -219,5 +229,25 @@ mod tests {
         assert_eq!(read_template(&write_template(&full)), Some(full));
         assert!(serve(&json!({ "source": "the same always" })).is_err());
         assert!(serve(&json!(7)).is_err());
+    }
+
+    /// The worker runs what a model file says: it does not get the keys of the environment.
+    #[cfg(unix)]
+    #[test]
+    fn template_worker_gets_no_environment() {
+        use std::os::unix::fs::PermissionsExt;
+        assert!(std::env::var_os("PATH").is_some(), "there is something to pass on");
+        let folder = std::env::temp_dir().join(format!("halo-template-worker-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let program = folder.join("worker");
+        std::fs::write(&program, "#!/bin/sh\necho ready\nenv\n").expect("written");
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).expect("it can be run");
+        let answer = run_worker(&program, String::new());
+        std::fs::remove_dir_all(&folder).expect("it is removed");
+        let answer = String::from_utf8(answer.expect("it ends").expect("it starts")).expect("text");
+        let own = ["PWD=", "OLDPWD=", "SHLVL=", "_=", "LD_LIBRARY_PATH=", "DYLD_LIBRARY_PATH="];
+        let foreign: Vec<&str> = answer.lines().filter(|line| !own.iter().any(|start| line.starts_with(start))).collect();
+        assert_eq!(foreign, [] as [&str; 0]);
+        assert!(answer.contains("PWD="), "the shell has an environment: {answer}");
     }
 }

@@ -32,6 +32,7 @@ mod monitoring;
 mod ollama;
 mod open_worlds;
 mod openai;
+mod originals;
 mod otlp;
 mod page;
 mod raw_prompt;

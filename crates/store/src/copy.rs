@@ -8,7 +8,9 @@ use crate::rows;
 use crate::sql::{SqlConnection, SqlError};
 use halo_core::Error;
 use halo_core::conversation_copy::{self, TurnCopy};
-use halo_core::store::{Access, Durability, Embedding, Record, RecordChange, RecordKind, Store};
+use halo_core::store::{
+    Access, Durability, Embedding, ORIGINAL_OF_KEY, Record, RecordChange, RecordKind, Store, conversation_id,
+};
 use halo_core::timeline::Timeline;
 
 impl Database {
@@ -59,6 +61,9 @@ impl Database {
                 rows::rename_conversation(sql, original, kept_as)?;
                 let copy = write_copy(sql, original, conversation, model, &turns, &records)?;
                 let now = rows::now_ms();
+                let copy_id = conversation_id(copy.cast_unsigned(), rows::creation_time(sql, copy)?);
+                let setting = RecordKind::Setting.name();
+                rows::put_record(sql, original, setting, ORIGINAL_OF_KEY, Some(&copy_id), now)?;
                 settings.iter().try_for_each(|(key, value)| {
                     rows::put_record(sql, copy, RecordKind::Setting.name(), key, Some(value), now)
                 })
@@ -102,7 +107,8 @@ fn write_copy(
     for (kind, records) in records {
         for record in records {
             let later = *kind == RecordKind::Turn && record.key.parse().is_ok_and(|turn: u32| turn > last);
-            if !later {
+            let is_own = *kind == RecordKind::Setting && record.key == ORIGINAL_OF_KEY;
+            if !later && !is_own {
                 rows::put_record(sql, id, kind.name(), &record.key, Some(&record.value), record.updated_at)?;
             }
         }

@@ -155,6 +155,11 @@ impl Store for Database {
             .map_err(|e| e.with_context(format!("searching a {}", kind.name())))
     }
 
+    fn records_with_key(&mut self, kind: RecordKind, key: &str) -> Result<Vec<(String, Record)>, Error> {
+        rows::records_with_key(&mut *self.sql, kind.name(), key)
+            .map_err(|e| e.with_context(format!("searching a {}", kind.name())))
+    }
+
     fn put_record(
         &mut self,
         conversation: &str,

@@ -1,7 +1,12 @@
-//! A deterministic simulator: the engine on doubles of the store, the model, the network and the clock, all driven by one
-//! seed. One seed in eight runs on SQLite, on a disk that loses and tears writes. Processes crash at any call of the store, the power is cut at any event, replies are lost, requests are sent twice,
-//! a paused process loses its lease and goes on. After every step the simulator compares the store with what clients were
-//! told. A seed that fails prints what happened, and fails again when it is run again.
+//! A deterministic simulator: the engine on doubles of the store, the disk, the model and the network, all driven by one seed.
+//! One seed in eight runs on SQLite, on a disk that loses and tears writes. Processes crash at any call of the store, the power
+//! is cut at any event, replies are lost, requests are sent twice, a paused process loses its lease and goes on. After every
+//! step the simulator compares the store with what clients were told. A seed that fails prints what happened, and fails again
+//! when it is run again.
+//!
+//! There is no double of the clock. The engine reads it for time stamps, which nothing is decided by, and for how often
+//! attention is announced, which the simulator leaves out; a lease expires by a step of the simulator. Forgetting, rooms and
+//! repairs are not simulated: `scripts/kills` kills the real program in them.
 
 mod clients;
 mod disk;

@@ -24,53 +24,6 @@ pub fn run_json(data: &Path, args: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
-/// The message of turn 0 is pruned from a window of a thousand tokens. When turn 80 asks about it, it is resurrected at
-/// its own position and the model answers from it. Pruning by attention would never prune it, so the policy is `fifo`.
-#[test]
-fn resurrect_brings_turn_one_back_at_turn_eighty() {
-    let home = crate::common::temp_dir();
-    let settings = ["context.max_tokens=1000", "generation.max_tokens=16", "generation.temperature=0"];
-    let set_flag = |setting| ["--set", setting];
-    let args: Vec<&str> = settings.into_iter().chain(["prune.policy=fifo"]).flat_map(set_flag).collect();
-    let fillers = [
-        "The cat sleeps on the sofa.",
-        "It rains in Lisbon today.",
-        "My sister plays the cello.",
-        "The train to Rome is late.",
-        "I had soup for lunch.",
-        "The garden needs water.",
-        "Our neighbour paints boats.",
-        "The bakery closes at six.",
-        "I read a book about bees.",
-        "The clock in the hall is slow.",
-    ];
-    let mut lines = vec!["My gun is called Betsy. Remember that.".to_owned()];
-    lines.extend((1..40).map(|n| fillers[n % 10].to_owned()));
-    chat_lines(home.path(), &args, &lines);
-    let chunks = run_json(home.path(), &["show", "--all"]);
-    let find_chunk = |chunks: &Value, name: &str| {
-        let mut rows = chunks.as_array().expect("chunks").iter();
-        rows.find(|row| row["chunk"] == name)
-            .cloned()
-            .unwrap_or_else(|| panic!("{name} is not in {chunks:#}"))
-    };
-    let pruned = find_chunk(&chunks, "u0.0");
-    assert_eq!((&pruned["live"], &pruned["position"]), (&Value::Bool(false), &Value::from(0)));
-    assert!(pruned["why"].as_str().is_some_and(|reason| reason.starts_with("pruned: ")), "{pruned:#}");
-    assert_eq!(pruned["text"], lines[0].as_str());
-
-    let answer = chat_lines(home.path(), &args, &["What is my gun called?".to_owned()]);
-    assert!(answer.contains("Betsy"), "{answer}");
-    let history = run_json(home.path(), &["why", "u0.0"]);
-    let events = history["events"].as_array().expect("events");
-    let resurrected = events.iter().rfind(|e| e["what"] == "resurrected").expect("the chunk was resurrected");
-    let reason = resurrected["why"].as_str().unwrap_or_default();
-    assert!(reason.starts_with("found by search, hit 1") || reason.contains("a1.0"), "{history:#}");
-    let chunks = run_json(home.path(), &["show", "--all"]);
-    assert_eq!(find_chunk(&chunks, "u0.0")["position"], 0, "the position does not change");
-    assert_eq!(find_chunk(&chunks, "u80.0")["turn"], 80);
-}
-
 /// The same seed and messages give the same answers, byte for byte, also when the program exits after every turn.
 #[test]
 fn chat_is_deterministic_for_same_seed_and_messages() {

@@ -53,13 +53,13 @@ fn chunk_named(chunks: &Value, name: &str) -> Value {
 }
 
 #[test]
-fn gun_pruned_by_brightness_returns_under_default_and_founding_preset() {
+fn gun_of_turn_one_returns_at_turn_eighty_under_default_and_founding_preset() {
     for story in STORIES {
         let home = crate::common::temp_dir();
         let settings = [story.settings, &["generation.max_tokens=16", "generation.temperature=0"]].concat();
         let args: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
         let mut lines = vec![FIRST.to_owned()];
-        lines.extend((0..21).map(|n| FILLERS[n % FILLERS.len()].to_owned()));
+        lines.extend((0..39).map(|n| FILLERS[n % FILLERS.len()].to_owned()));
         chat_lines(home.path(), &args, &lines);
         let pruned = chunk_named(&run_json(home.path(), &["show", "--all"]), "u0.0");
         let settings = story.settings;
@@ -71,7 +71,7 @@ fn gun_pruned_by_brightness_returns_under_default_and_founding_preset() {
         assert!(story.answer.is_none_or(|expected| answer.contains(expected)), "{settings:?}: {answer}");
         let history = run_json(home.path(), &["why", "u0.0"]);
         let events = history["events"].as_array().expect("events");
-        // The question is turn 44, its answer turn 45: the chunk came back for it.
+        // The question is turn 80, its answer turn 81: the chunk came back for it.
         let returned =
             events.iter().rfind(|event| event["what"] == "resurrected").expect("it was resurrected");
         let why = returned["why"].as_str().unwrap_or_default();
@@ -82,7 +82,7 @@ fn gun_pruned_by_brightness_returns_under_default_and_founding_preset() {
         assert!(turns.last().expect("a turn")["resurrected"].as_u64() >= Some(2), "{turns:#?}");
         let chunks = run_json(home.path(), &["show", "--all"]);
         assert_eq!(chunk_named(&chunks, "u0.0")["position"], 0, "{settings:?}: the position does not change");
-        assert_eq!(chunk_named(&chunks, "u44.0")["text"], QUESTION, "{settings:?}");
+        assert_eq!(chunk_named(&chunks, "u80.0")["text"], QUESTION, "{settings:?}");
     }
 }
 

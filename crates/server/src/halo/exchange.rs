@@ -7,6 +7,7 @@ use super::transcript::{ApiTranscriptMessage, read_messages};
 use crate::app::{App, check_conversation_name};
 use crate::backend::ImportResult;
 use crate::error::{ApiError, ApiResult, ErrorResponse, PathParams, QueryParams, spawn_blocking};
+use crate::originals::load_originals;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -14,6 +15,7 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use halo_core::store::ConversationSummary;
 use halo_engine::forget::pending::load_pending;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -147,8 +149,12 @@ async fn list_deleted_conversations(
     spawn_blocking(move || {
         let deleted = app.with_reader(|store| {
             let mut deleted = Vec::new();
-            // Only a conversation without live tokens can be deleted as a whole.
-            for summary in store.list_conversations()?.into_iter().filter(|summary| summary.live == 0) {
+            let summaries = store.list_conversations()?;
+            let originals = load_originals(store, &summaries)?;
+            // Only a conversation without live tokens can be deleted as a whole. Originals are restored with theirs.
+            let is_listed =
+                |summary: &ConversationSummary| summary.live == 0 && !originals.contains_key(&summary.name);
+            for summary in summaries.into_iter().filter(is_listed) {
                 let pending = load_pending(store, &summary.name)?;
                 let pending = pending.iter().find(|pending| pending.whole_conversation && !pending.started);
                 let due = pending.map(|pending| pending.due_at);

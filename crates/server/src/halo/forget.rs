@@ -5,6 +5,7 @@
 
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, ErrorResponse, JsonBody, PathParams, QueryParams, spawn_blocking};
+use crate::originals::{load_originals, originals_of};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -186,7 +187,7 @@ async fn forget(
 ) -> ApiResult<Json<ApiForgetResult>> {
     let timing = if request.now { ForgetTiming::Now } else { ForgetTiming::AfterGrace };
     let query = parse_query(request)?;
-    plan_and_forget(&app, &name, query, timing).await.map(Json)
+    forget_with_originals(&app, &name, query, timing).await.map(Json)
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -222,7 +223,44 @@ async fn delete_conversation(
         let message = format!("nothing was deleted: repeat the name of the conversation, ?confirm={name}");
         return Err(ErrorResponse::new(StatusCode::UNPROCESSABLE_ENTITY, message));
     }
-    plan_and_forget(&app, &name, ForgetQuery::All, timing).await.map(Json)
+    forget_with_originals(&app, &name, ForgetQuery::All, timing).await.map(Json)
+}
+
+/// The originals that were kept when a conversation was retokenized.
+async fn find_originals(app: &Arc<App>, name: &str) -> ApiResult<Vec<String>> {
+    let (app, name) = (Arc::clone(app), name.to_owned());
+    spawn_blocking(move || {
+        let originals = app.with_reader(|store| {
+            let conversations = store.list_conversations()?;
+            load_originals(store, &conversations)
+        })?;
+        Ok(originals_of(&originals, &name))
+    })
+    .await
+}
+
+/// Forgets what a query selects; of a whole conversation also the originals, which have the same messages.
+async fn forget_with_originals(
+    app: &Arc<App>,
+    name: &str,
+    query: ForgetQuery,
+    timing: ForgetTiming,
+) -> ApiResult<ApiForgetResult> {
+    let is_whole = matches!(query, ForgetQuery::All);
+    let originals = if is_whole { find_originals(app, name).await? } else { Vec::new() };
+    let mut warnings = Vec::new();
+    // The originals first: the warnings of the conversation name what still has its text.
+    for original in &originals {
+        if let Err(error) = plan_and_forget(app, original, ForgetQuery::All, timing).await {
+            warnings.push(format!(
+                "'{original}' has the same messages and was not forgotten: {}",
+                error.message()
+            ));
+        }
+    }
+    let mut result = plan_and_forget(app, name, query, timing).await?;
+    result.warnings.extend(warnings);
+    Ok(result)
 }
 
 /// Forgets what a query selects, on the thread of the conversation.
@@ -304,6 +342,16 @@ async fn cancel_forget(
     PathParams(name): PathParams<String>,
     JsonBody(request): JsonBody<ApiForgetCancelRequest>,
 ) -> ApiResult<Json<ApiForgetCancelResult>> {
+    let is_whole = request.chunks.is_empty() && request.turns.is_empty();
+    if is_whole {
+        for original in find_originals(&app, &name).await? {
+            let conversation = original.clone();
+            run_forget(&app, &original, move |mut job| {
+                Ok(job.run(|service| service.cancel(&conversation, &ForgetSelection::default()))?)
+            })
+            .await?;
+        }
+    }
     let selection = parse_selection(&request.chunks, request.turns)?;
     let conversation = name.clone();
     let cancelled = run_forget(&app, &name, move |mut job| {

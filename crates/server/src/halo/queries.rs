@@ -5,6 +5,7 @@
 
 use crate::app::{App, ConversationView};
 use crate::error::{ApiError, ApiResult, ErrorResponse, PathParams, QueryParams, spawn_blocking};
+use crate::originals::load_originals;
 use crate::search::{load_bodies, search_index};
 use crate::wire::{
     self, ApiAttendedToken, ApiChunk, ApiChunkDetail, ApiChunkPage, ApiContextAtTurn, ApiConversation,
@@ -52,9 +53,17 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
 #[utoipa::path(get, path = "/conversations", responses((status = 200, body = Vec<ApiConversationSummary>)))]
 async fn list_conversations(State(app): State<Arc<App>>) -> ApiResult<Json<Vec<ApiConversationSummary>>> {
     spawn_blocking(move || {
-        let mut conversations = app.with_reader(|store| store.list_conversations())?;
+        let (mut conversations, mut originals) = app.with_reader(|store| {
+            let conversations = store.list_conversations()?;
+            let originals = load_originals(store, &conversations)?;
+            Ok((conversations, originals))
+        })?;
         conversations.sort_by_key(|conversation| std::cmp::Reverse(conversation.updated));
-        Ok(Json(conversations.into_iter().map(ApiConversationSummary::from).collect()))
+        let listed = conversations.into_iter().map(|summary| {
+            let original_of = originals.remove(&summary.name);
+            ApiConversationSummary::new(summary, original_of)
+        });
+        Ok(Json(listed.collect()))
     })
     .await
 }

@@ -5,6 +5,7 @@
 
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, ErrorResponse, QueryParams, spawn_blocking};
+use crate::originals::load_originals;
 use axum::Json;
 use axum::extract::State;
 use halo_core::Error;
@@ -12,7 +13,6 @@ use halo_core::store::{Access, Store};
 use halo_core::token::ChunkId;
 use halo_engine::forget::pending as pending_forget;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use utoipa::{IntoParams, ToSchema};
@@ -83,9 +83,12 @@ async fn search_all(
     }
     spawn_blocking(move || {
         let started = Instant::now();
-        let mut summaries = app.with_reader(|store| store.list_conversations())?;
-        let names: BTreeSet<String> = summaries.iter().map(|summary| summary.name.clone()).collect();
-        summaries.retain(|summary| !is_original(&summary.name, &names));
+        let (mut summaries, originals) = app.with_reader(|store| {
+            let summaries = store.list_conversations()?;
+            let originals = load_originals(store, &summaries)?;
+            Ok((summaries, originals))
+        })?;
+        summaries.retain(|summary| !originals.contains_key(&summary.name));
         summaries.sort_by_key(|summary| std::cmp::Reverse(summary.updated));
         let mut conversations = Vec::new();
         for (n, summary) in summaries.iter().enumerate().skip(query.offset) {
@@ -105,16 +108,6 @@ async fn search_all(
         Ok(Json(ApiAllSearchResult { conversations, next: None }))
     })
     .await
-}
-
-/// Whether a conversation is the copy that was kept when another of its name was retokenized: the same messages.
-fn is_original(name: &str, names: &BTreeSet<String>) -> bool {
-    let base = name.rsplit_once(" (").filter(|(_, rest)| {
-        let rest = rest.strip_suffix(')').unwrap_or_default();
-        let rest = rest.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end();
-        ["original", "as it came"].contains(&rest)
-    });
-    base.is_some_and(|(base, _)| names.contains(base))
 }
 
 /// Whether a conversation without live tokens is deleted and waits for its erasure.
@@ -178,14 +171,6 @@ mod tests {
         assert!(found.starts_with('…') && found.contains("needle"), "{found}");
         assert!(found.chars().count() <= EXCERPT_CHARS + 1);
         assert!(excerpt("İİİ straße", "straße").contains("straße"));
-    }
-
-    #[test]
-    fn originals_are_hidden_beside_their_copy() {
-        let names: BTreeSet<String> =
-            ["A", "A (original)", "B (original)", "A (as it came 2)", "A (b)"].map(str::to_owned).into();
-        let hidden: Vec<&String> = names.iter().filter(|name| is_original(name, &names)).collect();
-        assert_eq!(hidden, ["A (as it came 2)", "A (original)"]);
     }
 
     #[test]

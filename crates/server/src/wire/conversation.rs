@@ -29,12 +29,15 @@ pub(crate) struct ApiConversationSummary {
     pub tokens: u64,
     /// Tokens in the context window.
     pub live: u64,
+    /// The conversation with the same messages that took its place when they were retokenized for another model; null: it is no
+    /// such copy.
+    pub original_of: Option<String>,
 }
 
-impl From<ConversationSummary> for ApiConversationSummary {
-    fn from(summary: ConversationSummary) -> Self {
+impl ApiConversationSummary {
+    pub fn new(summary: ConversationSummary, original_of: Option<String>) -> Self {
         let ConversationSummary { id, name, model, created, updated, turns, tokens, live, .. } = summary;
-        Self { id, name, model, created, updated, turns, tokens, live }
+        Self { id, name, model, created, updated, turns, tokens, live, original_of }
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::fake::{FakeForgetting, FakeOptions, FakeServer, TestStore};
 use crate::request_log::LogLines;
 use halo_core::row_store::{Row, RowStore};
+use halo_core::store::Store;
 use halo_core::{Error, ErrorKind};
 use halo_server::{ListenOptions, ServerLimits, serve};
 use halo_store::database::{Database, StoreLocation};
@@ -318,5 +319,72 @@ async fn forget_erases_the_id_of_a_message() {
     let (status, result) = post(&fake, "forget", json!({ "matching": SECRET, "now": true })).await;
     assert_eq!((status, &result["other_texts"]), (200, &json!(1)), "{result}");
     fake.app.shutdown();
+    assert!(!is_stored(folder.path()));
+}
+
+/// What was kept when a conversation was retokenized belongs to it, whatever their names: it is listed as its original, hidden
+/// and restored with it, and erased with it.
+#[tokio::test]
+async fn originals_are_deleted_and_restored_with_their_conversation() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let location = StoreLocation::Sqlite(folder.path().join("halo.db"));
+    let fake = server(folder.path());
+    conversation_with_secret(&fake).await;
+    fake.app.shutdown();
+    drop(fake);
+    let mut store = Database::open(&location).expect("the store opens");
+    store
+        .replace_by_copy("main", "before", "another model", &[], &mut |turn| Ok(Some(turn)))
+        .expect("the conversation is replaced");
+    store.rename("main", "Lindau").expect("it is renamed");
+    drop(store);
+
+    let fake = server(folder.path());
+    let listed = async || {
+        let (status, list) = fake.halo_api("GET", "/conversations", None).await;
+        assert_eq!(status, 200, "{list}");
+        let rows = list.as_array().expect("a list").clone();
+        let mut rows: Vec<(String, Value)> = rows
+            .iter()
+            .map(|row| (row["name"].as_str().unwrap_or_default().to_owned(), row["original_of"].clone()))
+            .collect();
+        rows.sort_by(|a, b| a.0.cmp(&b.0));
+        rows
+    };
+    let deleted = async || {
+        let (status, list) = fake.halo_api("GET", "/deleted_conversations", None).await;
+        assert_eq!(status, 200, "{list}");
+        list.as_array().expect("a list").iter().map(|row| row["name"].clone()).collect::<Vec<_>>()
+    };
+    let texts = async || {
+        let mut texts = Vec::new();
+        for name in ["Lindau", "before"] {
+            let (status, state) = fake.halo_api("GET", &format!("/conversations/{name}"), None).await;
+            assert_eq!(status, 200, "{state}");
+            texts.push(state["chunks"].to_string().contains(SECRET));
+        }
+        texts
+    };
+    assert_eq!(listed().await, [("Lindau".into(), Value::Null), ("before".into(), "Lindau".into())]);
+    assert_eq!(texts().await, [true, true]);
+    let (status, result) = fake.halo_api("GET", &format!("/search?q={SECRET}"), None).await;
+    assert_eq!(status, 200, "{result}");
+    assert!(result.to_string().contains("Lindau") && !result.to_string().contains("before"), "{result}");
+
+    let (status, result) = fake.halo_api("DELETE", "/conversations/Lindau?confirm=Lindau", None).await;
+    assert_eq!(status, 200, "{result}");
+    assert_eq!(texts().await, [false, false], "both are hidden");
+    assert_eq!(deleted().await, ["Lindau"], "the original is not a row of its own");
+    let (status, result) =
+        fake.halo_api("POST", "/conversations/Lindau/forget/cancel", Some(&json!({}))).await;
+    assert_eq!(status, 200, "{result}");
+    assert_eq!(texts().await, [true, true], "both are restored");
+
+    let (status, result) =
+        fake.halo_api("DELETE", "/conversations/Lindau?confirm=Lindau&now=true", None).await;
+    assert_eq!((status, &result["warnings"]), (200, &json!([])), "{result}");
+    assert_eq!(listed().await, []);
+    fake.app.shutdown();
+    drop(fake);
     assert!(!is_stored(folder.path()));
 }

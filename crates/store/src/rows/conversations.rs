@@ -22,6 +22,16 @@ pub(crate) fn find_conversation_id(
     Ok(id)
 }
 
+/// When a conversation was created.
+pub(crate) fn creation_time(sql: &mut dyn SqlConnection, id: i64) -> Result<i64, SqlError> {
+    let mut created = None;
+    sql.query("SELECT created FROM conversation WHERE id = $1", &[SqlValue::Int(id)], &mut |row| {
+        created = Some(row.int(0)?);
+        Ok(())
+    })?;
+    created.ok_or_else(|| SqlError::damaged("the conversation has no row"))
+}
+
 /// Creates an empty conversation.
 pub(crate) fn create_conversation(sql: &mut dyn SqlConnection, name: &str, at: i64) -> Result<i64, SqlError> {
     names::check_name(name)?;

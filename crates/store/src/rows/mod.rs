@@ -12,8 +12,8 @@ pub(crate) use columns::{
     chunk_id_values, now_ms, read_chunk_id, role_value, row_index, row_key, row_key_range,
 };
 pub(crate) use conversations::{
-    conversation_seq, create_conversation, find_conversation_id, no_such_conversation, rename_conversation,
-    set_last_used, set_model,
+    conversation_seq, create_conversation, creation_time, find_conversation_id, no_such_conversation,
+    rename_conversation, set_last_used, set_model,
 };
 pub(crate) use embeddings::{embedders, for_each_embedding, put_embedding};
 pub(crate) use log::{
@@ -21,7 +21,9 @@ pub(crate) use log::{
     insert_mentions, insert_rebuilt_log, last_log_seq, last_mentions, last_score_entry, log_ends_with,
     read_log_entry, rebuild_log_indexes, replay_log, replay_log_through_turn, rewrite_log_entry, turn_starts,
 };
-pub(crate) use records::{find_record, put_record, read_record, record, record_kinds, records};
+pub(crate) use records::{
+    find_record, put_record, read_record, record, record_kinds, records, records_with_key,
+};
 pub(crate) use state::{
     decode_body, read_state, update_bodies, upsert_blocks, upsert_bodies, write_whole_state,
 };

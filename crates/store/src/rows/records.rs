@@ -69,6 +69,23 @@ pub(crate) fn find_record(
     Ok(found)
 }
 
+/// The records with a key, with the names of their conversations.
+pub(crate) fn records_with_key(
+    sql: &mut dyn SqlConnection,
+    kind: &str,
+    key: &str,
+) -> Result<Vec<(String, Record)>, SqlError> {
+    let mut found = Vec::new();
+    let select = "SELECT r.key, r.value, r.sum, r.at, c.name FROM conversation c JOIN record r \
+                  ON r.conversation = c.id AND r.kind = $1 AND r.key = $2";
+    sql.query(select, &[SqlValue::Text(kind), SqlValue::Text(key)], &mut |row| {
+        found.push((row.text(4)?.to_owned(), read_record(&row, kind)?));
+        Ok(())
+    })?;
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(found)
+}
+
 /// The records of one kind, sorted by key.
 pub(crate) fn records(sql: &mut dyn SqlConnection, id: i64, kind: &str) -> Result<Vec<Record>, SqlError> {
     let mut records = Vec::new();

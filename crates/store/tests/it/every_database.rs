@@ -5,8 +5,8 @@ use halo_core::change::{Append, Change, NewToken};
 use halo_core::conversation_copy::TurnCopy;
 use halo_core::row_store::{Row, RowKind, RowStore};
 use halo_core::store::{
-    Access, ConversationSummary, Durability, Embedding, MessageKey, MessageLookup, RecordKind, StagedRecords,
-    Store,
+    Access, ConversationSummary, Durability, Embedding, MessageKey, MessageLookup, ORIGINAL_OF_KEY,
+    RecordKind, StagedRecords, Store,
 };
 use halo_core::testing::doubles::ScriptedModel;
 use halo_core::testing::timeline_fuzz::{FuzzOp, TimelineFuzz};
@@ -688,6 +688,18 @@ fn replace_by_copy_keeps_the_original_or_changes_nothing(database: &TestDatabase
     };
     assert_eq!(template(&mut store, "main").as_deref(), Some("t2"));
     assert_eq!(template(&mut store, "main (old)"), None);
+    store
+        .replace_by_copy("main", "main (older)", "m2", &[], &mut |turn| Ok(Some(turn)))
+        .expect("the conversation is replaced again");
+    let of = |store: &mut Database, name: &str| {
+        let records =
+            store.records_with_key(RecordKind::Setting, ORIGINAL_OF_KEY).expect("the records are read");
+        records.into_iter().find(|(conversation, _)| conversation == name).map(|(_, record)| record.value)
+    };
+    let ids = ["main", "main (older)"]
+        .map(|name| store.find_conversation(name).expect("it is read").map(|summary| summary.id));
+    let originals = ["main", "main (older)", "main (old)"].map(|name| of(&mut store, name));
+    assert_eq!(originals, [None, ids[0].clone(), ids[1].clone()], "each names what took its place");
     store.load("main", Access::Write).expect("the copy can be written");
     assert_eq!(store.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
 }
