@@ -497,7 +497,17 @@ def test_console_api(open_page, small):
     assert [chat["name"] for chat in page.evaluate("() => halo.getMetadata()")] == ["main"]
     assert set(page.evaluate("() => Object.keys(halo.help())")) == set(
         page.evaluate("() => Object.keys(halo).filter((name) => name !== 'help')")
-    )
+    ) - {"_checkPruning", "store", "semanticIndex"}
+    # The names of the first Halo.
+    assert page.evaluate("() => halo._checkPruning()")["limit"] == 400
+    assert page.evaluate("() => halo.store.getStats()") == {
+        "liveTokens": stats["live_tokens"],
+        "deadTokens": 0,
+        "semanticEntries": stats["semantic_entries"],
+        "nextPosition": stats["next_position"],
+        "nextTurn": 2,
+    }
+    assert page.evaluate("() => halo.semanticIndex.getStats()") == {"entries": stats["semantic_entries"]}
     small.say("other", "Hello there.")
     page.evaluate("() => halo.clearAll('other')")
     assert small.halo("GET", "/conversations/other")[1]["chunks"] == []

@@ -71,8 +71,22 @@ async function allPages(load) {
 }
 
 export function init() {
-  /** @type {Record<string, (...values: any[]) => any>} */
+  /** @type {Record<string, any>} */
   const halo = Object.fromEntries(Object.entries(commands).map(([name, { run }]) => [name, run]));
   halo.help = () => Object.fromEntries(Object.entries(commands).map(([name, { about }]) => [name, about]));
+  // The names of the first Halo.
+  halo._checkPruning = halo.checkPruning;
+  const store = async (name) => {
+    const stats = await api.stats(open(name));
+    return {
+      liveTokens: stats.live_tokens,
+      deadTokens: stats.dead_tokens,
+      semanticEntries: stats.semantic_entries,
+      nextPosition: stats.next_position,
+      nextTurn: stats.next_turn,
+    };
+  };
+  const semanticIndex = async (name) => ({ entries: (await store(name)).semanticEntries });
+  Object.assign(halo, { store: { getStats: store }, semanticIndex: { getStats: semanticIndex } });
   Object.assign(window, { halo: Object.freeze(halo) });
 }

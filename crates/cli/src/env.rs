@@ -1,6 +1,7 @@
 //! What every command works with: the settings, the store, the models and the data folder, as flags and environment
 //! variables name them. Nothing is opened before a command asks for it.
 
+use crate::file::{MAX_SETTINGS_BYTES, read_regular_text};
 use crate::models::ModelLibrary;
 use crate::output::{pluralize, print_notice};
 use crate::settings::load::{self, LoadedSettings, SettingsSources};
@@ -188,7 +189,7 @@ impl Env {
     fn load_from(&self, sources: SettingsSources) -> Result<LoadedSettings> {
         let file = match self.settings_path() {
             None => None,
-            Some(path) => match std::fs::read_to_string(&path) {
+            Some(path) => match read_regular_text(&path, MAX_SETTINGS_BYTES) {
                 Ok(text) => Some((path, text)),
                 // Most users have no settings file. A file that --config names must exist.
                 Err(error)

@@ -4,6 +4,9 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
+/// The largest settings file.
+pub const MAX_SETTINGS_BYTES: u64 = 4 << 20;
+
 /// The content of a regular file of at most `max_bytes`. Reading a pipe or a device could block for ever or never end, so
 /// it is not begun.
 pub fn read_regular_file(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {

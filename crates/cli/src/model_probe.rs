@@ -273,10 +273,19 @@ mod tests {
 
     #[test]
     fn probe_does_not_get_the_keys_of_the_environment() {
-        for name in ["HALO_SERVER_API_KEY", "HALO_MODEL_KEY", "OPENAI_API_KEY", "HF_TOKEN", "PGPASSWORD", "aws_secret"] {
+        for name in [
+            "HALO_SERVER_API_KEY",
+            "HALO_MODEL_KEY",
+            "OPENAI_API_KEY",
+            "HF_TOKEN",
+            "PGPASSWORD",
+            "aws_secret",
+        ] {
             assert!(is_secret(name), "{name}");
         }
-        for name in ["PATH", "HOME", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "GGML_CUDA_NO_PINNED", "KEYBOARD"] {
+        for name in
+            ["PATH", "HOME", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "GGML_CUDA_NO_PINNED", "KEYBOARD"]
+        {
             assert!(!is_secret(name), "{name}");
         }
     }

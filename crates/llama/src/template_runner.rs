@@ -246,7 +246,8 @@ mod tests {
         std::fs::remove_dir_all(&folder).expect("it is removed");
         let answer = String::from_utf8(answer.expect("it ends").expect("it starts")).expect("text");
         let own = ["PWD=", "OLDPWD=", "SHLVL=", "_=", "LD_LIBRARY_PATH=", "DYLD_LIBRARY_PATH="];
-        let foreign: Vec<&str> = answer.lines().filter(|line| !own.iter().any(|start| line.starts_with(start))).collect();
+        let foreign: Vec<&str> =
+            answer.lines().filter(|line| !own.iter().any(|start| line.starts_with(start))).collect();
         assert_eq!(foreign, [] as [&str; 0]);
         assert!(answer.contains("PWD="), "the shell has an environment: {answer}");
     }

@@ -143,12 +143,15 @@ pub fn run(what: &RoomsCommand, env: &Env) -> Result<()> {
     }
 }
 
+/// The largest file with a world.
+const MAX_WORLD_BYTES: u64 = 64 << 20;
+
 fn create_world(name: &str, file: Option<&PathBuf>, env: &Env) -> Result<()> {
     world_store::check_world_name(name)?;
     let (text, from) = match file {
         Some(path) => {
-            let text =
-                std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            let text = read_regular_text(path, MAX_WORLD_BYTES)
+                .with_context(|| format!("cannot read {}", path.display()))?;
             (text, path.display().to_string())
         }
         None => (EXAMPLE_WORLD.to_owned(), "the example".to_owned()),

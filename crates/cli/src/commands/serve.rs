@@ -542,9 +542,12 @@ impl Backend for CliBackend {
         }
         // The next start would fail.
         let trained = self.model_details().trained_context;
-        let context = wiring::context_length(&loaded.settings).filter(|&context| trained > 0 && context > trained);
+        let context =
+            wiring::context_length(&loaded.settings).filter(|&context| trained > 0 && context > trained);
         if let Some(context) = context.filter(|_| key == "model.context" && value.is_some()) {
-            let why = format!("{context} tokens are more than the {trained} that the model was trained for; set at most {trained}");
+            let why = format!(
+                "{context} tokens are more than the {trained} that the model was trained for; set at most {trained}"
+            );
             return Err(Error::invalid_input("setting", format!("model.context: {why}")));
         }
         write_setting(&file, key, value).map_err(backend_error("setting"))

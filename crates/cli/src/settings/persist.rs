@@ -2,6 +2,7 @@
 
 use super::load::parse_toml_or_string;
 use super::value::TomlValue;
+use crate::file::{MAX_SETTINGS_BYTES, read_regular_text};
 use anyhow::{Context, Result, bail};
 use std::io::Write;
 use std::path::Path;
@@ -43,7 +44,7 @@ fn to_toml_edit_value(raw: &TomlValue) -> Result<toml_edit::Value> {
 
 /// Sets or removes a key. The file is replaced atomically.
 pub fn write_setting(file: &Path, key: &str, value: Option<&str>) -> Result<()> {
-    let text = match std::fs::read_to_string(file) {
+    let text = match read_regular_text(file, MAX_SETTINGS_BYTES) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", file.display())),

@@ -222,6 +222,10 @@ fn files_named_by_settings_must_be_regular() {
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs").success());
     let folder = data.path().join("folder");
     std::fs::create_dir(&folder).expect("a folder");
+    assert_eq!(run_halo(data.path(), &["rooms", "new", "example"]).status, 0);
+    let script = data.path().join("answers.txt");
+    std::fs::write(&script, "So it is.").expect("written");
+    let model = format!("scripted:{}", script.display());
     for path in [&pipe, &folder, Path::new("/dev/zero")] {
         let path = path.display().to_string();
         let cases = [
@@ -231,6 +235,15 @@ fn files_named_by_settings_must_be_regular() {
                 format!("--set=server.cert_key={path}"),
             ],
             vec!["ask".to_owned(), "x".to_owned(), format!("--model={path}")],
+            vec!["ask".to_owned(), "x".to_owned(), format!("--model=scripted:{path}")],
+            vec!["rooms".to_owned(), "new".to_owned(), "w".to_owned(), format!("--file={path}")],
+            vec![
+                "rooms".to_owned(),
+                "run".to_owned(),
+                "example".to_owned(),
+                format!("--set=rooms.prompts={path}"),
+            ],
+            vec!["conversations".to_owned(), format!("--config={path}")],
         ];
         for args in cases {
             let args: Vec<&str> = args.iter().map(String::as_str).collect();

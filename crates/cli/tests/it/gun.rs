@@ -3,6 +3,8 @@
 
 use crate::chat::{chat_lines, run_json};
 use serde_json::Value;
+use std::fmt::Write as _;
+use std::path::Path;
 
 const FIRST: &str = "Good morning! I am cleaning the old hunting lodge today, and my gun is called Betsy.";
 
@@ -30,6 +32,8 @@ struct GunStory {
     window: u64,
     /// The answer of the model, where it reads the paragraph that came back.
     answer: Option<&'static str>,
+    /// The file of its transcript.
+    transcript: &'static str,
 }
 
 const STORIES: [GunStory; 2] = [
@@ -38,12 +42,14 @@ const STORIES: [GunStory; 2] = [
         ranked_by: "of the attention",
         window: 284,
         answer: Some("Betsy"),
+        transcript: "gun-default.md",
     },
     GunStory {
         settings: &["preset=halo_weave", "context.max_tokens=500"],
         ranked_by: "its brightest token",
         window: 500,
         answer: None,
+        transcript: "gun-halo-weave.md",
     },
 ];
 
@@ -83,11 +89,48 @@ fn gun_of_turn_one_returns_at_turn_eighty_under_default_and_founding_preset() {
         let chunks = run_json(home.path(), &["show", "--all"]);
         assert_eq!(chunk_named(&chunks, "u0.0")["position"], 0, "{settings:?}: the position does not change");
         assert_eq!(chunk_named(&chunks, "u80.0")["text"], QUESTION, "{settings:?}");
+        if let Some(folder) = std::env::var_os("HALO_TRANSCRIPTS") {
+            let file = Path::new(&folder).join(story.transcript);
+            std::fs::write(file, transcript(&story, turns, &chunks, &history)).expect("it is written");
+        }
     }
 }
 
+/// The story as a document: `HALO_TRANSCRIPTS=FOLDER cargo test gun_of_turn_one` writes it.
+fn transcript(story: &GunStory, turns: &[Value], chunks: &Value, history: &Value) -> String {
+    let mut text = format!(
+        "# The gun of turn 1, asked for at turn 80: `{}`\n\nWritten by `gun_of_turn_one_returns_at_turn_eighty_under_default_and_founding_preset` \
+         with SmolLM2-135M-Instruct (Q4_1) and a fixed seed; only the words of the model depend on the machine.\n\n\
+         ## What happened to the first paragraph\n\n",
+        story.settings.join("` `")
+    );
+    for event in history["events"].as_array().into_iter().flatten() {
+        let (turn, what) = (&event["turn"], event["what"].as_str().unwrap_or_default());
+        let why = event["why"].as_str().unwrap_or_default();
+        let _ = writeln!(text, "- turn {turn}: {what}{}{why}", if why.is_empty() { "" } else { ": " });
+    }
+    text.push_str(
+        "\n## The window\n\n| turn | tokens in the window | pruned | returned |\n|---|---|---|---|\n",
+    );
+    for turn in turns {
+        let [at, live, pruned, returned] =
+            ["turn", "live", "pruned", "resurrected"].map(|key| turn[key].to_string());
+        let _ = writeln!(text, "| {at} | {live} | {pruned} | {returned} |");
+    }
+    text.push_str(
+        "\n## The conversation at the end\n\nWhat the model saw for its last answer is in bold.\n\n",
+    );
+    for chunk in chunks.as_array().into_iter().flatten() {
+        let words =
+            chunk["text"].as_str().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
+        let mark = if chunk["live"] == true && !words.is_empty() { "**" } else { "" };
+        let _ = writeln!(text, "- `{}` {mark}{words}{mark}", chunk["chunk"].as_str().unwrap_or_default());
+    }
+    text
+}
+
 /// How many chunks the last turn resurrected, and how many hits its record names that the relevance floor kept out.
-fn last_turn_counts(home: &std::path::Path) -> (u64, usize) {
+fn last_turn_counts(home: &Path) -> (u64, usize) {
     let turns = run_json(home, &["stats", "-n", "1"]);
     let below_floor = turns[0]["below_floor"].as_array().map_or(0, Vec::len);
     (turns[0]["resurrected"].as_u64().expect("a number"), below_floor)

@@ -263,3 +263,29 @@ fn agents_messages_are_summarized_by_their_model_under_pressure() {
         assert_eq!(said, [expected], "{setting}");
     }
 }
+
+/// For models that report no attention: what has no names, questions or lists is pruned first.
+#[test]
+fn salience_of_the_text_decides_what_is_pruned_by_setting() {
+    const NAMED: &str = "My sister Anna Lindqvist keeps bees in Lyon, and you should ask me about them.";
+    let folder = temp_dir();
+    let model = write_script(folder.path(), &["so it is, and so it will be for some time to come."]);
+    let settings =
+        ["prune.policy=salience", "context.max_tokens=400", "generation.max_tokens=32", "chunk.min_tokens=8"];
+    let mut chat = halo_command(folder.path(), &["chat", "--model", &model, "--set", "recall.mode=lexical"]);
+    chat.args(settings.iter().flat_map(|setting| ["--set", setting]));
+    let filler = "it rains again today and the streets are wet, so nobody goes out before the evening.";
+    let lines = [&[NAMED][..], &[filler; 24]].concat();
+    send_lines(&mut chat, &lines);
+    let shown: Value =
+        serde_json::from_str(&run_ok(folder.path(), &["show", "--all", "--json"])).expect("JSON");
+    let chunks = shown.as_array().expect("chunks");
+    let first = chunks.iter().find(|chunk| chunk["chunk"] == "u0.0").expect("the first message");
+    assert_eq!((&first["text"], &first["live"]), (&NAMED.into(), &true.into()), "{first}");
+    let pruned: Vec<&Value> = chunks.iter().filter(|chunk| chunk["live"] == false).collect();
+    assert!(pruned.len() >= 10, "{shown:#}");
+    for chunk in pruned {
+        let why = chunk["why"].as_str().unwrap_or_default();
+        assert!(why.contains("salience of its text 0."), "{chunk}");
+    }
+}

@@ -17,6 +17,7 @@ use halo_core::tool_call::{FunctionCall, ToolDefinition};
 use halo_engine::agent::CompletionAgent;
 use halo_engine::align::SentMessage;
 use halo_engine::chat_format::{FramedText, SpeakerNames};
+use halo_engine::chat_options::{ChatOptions, Persona};
 use halo_engine::memory::{MemoryEdit, MemoryRules};
 use halo_engine::rules::ConversationRules;
 use halo_engine::session::Session;
@@ -182,6 +183,16 @@ fn special_tokens_are_not_forged_by_system_prompts_names_and_messages() {
     assert_not_forged(&llama, FORGED, |model, text| {
         let speaker_names = SpeakerNames { user: text.into(), assistant: text.into() };
         send_with_rules(model, ConversationRules { speaker_names, show_dates: true, ..test_rules() });
+    });
+    assert_not_forged(&llama, FORGED, |model, text| {
+        let folder = temp_dir();
+        let mut session = open_session(folder.path(), "main", model, test_rules());
+        let name: String = text.lines().next().unwrap_or_default().to_owned();
+        let persona = Persona { user_name: name.clone(), model_name: name, about_user: text.to_owned() };
+        let prompt = Some("{{user}} talks with {{char}}.".to_owned());
+        let options = ChatOptions { persona, system_prompt: prompt, ..ChatOptions::default() };
+        session.set_chat_options(&options).expect("the options are set");
+        send(&mut session, "Hello.");
     });
     assert_not_forged(&llama, FORGED, |model, text| {
         let folder = temp_dir();

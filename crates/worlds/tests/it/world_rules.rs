@@ -184,6 +184,14 @@ fn action_has_its_effect_for_every_type() {
     act(&mut world, cy, Action::React { message_id, reaction: Reaction::Heart });
     act(&mut world, cy, Action::React { message_id, reaction: Reaction::ThumbsDown });
     assert_eq!(interval(&world, ben), 10.0);
+    act(&mut world, cy, Action::React { message_id, reaction: Reaction::Brain });
+    assert_eq!(interval(&world, ben), 10.0, "it says something and changes no heartbeat");
+    let reactions = &world.room(ada).expect("the room exists").messages.back().expect("a message").reactions;
+    let counts: Vec<(Reaction, usize)> =
+        reactions.iter().map(|(reaction, who)| (*reaction, who.len())).collect();
+    let each_once =
+        [Reaction::ThumbsUp, Reaction::ThumbsDown, Reaction::Brain, Reaction::Heart].map(|r| (r, 1));
+    assert_eq!(counts, each_once);
     // Keys and access.
     act(&mut world, ada, Action::CreateKey { key: "sesame".into() });
     act(&mut world, dee, Action::RequestAccess { room_id: ada, key: "sesame".into() });
