@@ -247,3 +247,70 @@ def test_bars_appear_when_the_context_fills(scripted, open_chat):
         server.say("main", f"Go on with part {n}.")
         time.sleep(0.2)
     expect(page.locator("#log")).to_have_class(re.compile("filling"))
+
+
+THINKING = ["<think>They want", " an animal."] + [f" thought{n}" for n in range(40)] + ["</think>", "A red fox."]
+
+
+def test_folds_stay_open_while_the_answer_grows_and_after_it(browser, tmp_path, remote_model):
+    server = Server(tmp_path, "recall.mode=lexical", model=remote_model([THINKING], 0.06)).start()
+    page = browser.new_page()
+    try:
+        page.goto(f"{server.url}/#main")
+        page.fill("#message", "Name an animal.")
+        page.press("#message", "Enter")
+        fold = page.locator(".turn.running details.fold").first
+        expect(fold.locator("summary")).to_have_text("Reasoning")
+        expect(fold.get_by_text("They want")).to_be_hidden()
+        fold.locator("summary").click()
+        # It grows, and stays as the reader has set it.
+        expect(fold.get_by_text("thought12")).to_be_visible()
+        expect(fold.get_by_text("thought25")).to_be_visible()
+        expect(page.locator("#stop")).to_be_hidden()
+        stored = page.locator(".turn.assistant:not(.running) details.fold").first
+        expect(stored.get_by_text("thought39")).to_be_visible()
+        # A change of the paragraph draws it again.
+        page.locator(".turn.assistant .chunk").first.focus()
+        page.keyboard.press("p")
+        expect(page.locator(".turn.assistant .mark").first).to_be_visible()
+        expect(stored.get_by_text("thought39")).to_be_visible()
+        stored.locator("summary").click()
+        page.locator(".turn.assistant .chunk").first.focus()
+        page.keyboard.press("p")
+        expect(page.locator(".turn.assistant .mark")).to_have_count(0)
+        expect(stored.get_by_text("thought39")).to_be_hidden()
+    finally:
+        page.close()
+        server.stop()
+
+
+def test_bars_and_rings_have_the_same_width_for_the_same_attention(scripted, open_chat):
+    """Whatever else is on the screen: the values are absolute."""
+    server = scripted("An answer.", settings=("chunk.min_tokens=2",))
+    server.say("main", "One paragraph is here.\n\nAnd there is another one.")
+    page = open_chat(server)
+    expect(page.locator(".turn.user .chunk")).to_have_count(2)
+    drawn = page.evaluate(
+        """async () => {
+          const [{ state }, { emit }, { paintAttention }] = await Promise.all(
+            ["state", "bus", "light"].map((name) => import(`/js/${name}.js`)));
+          const frames = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+          document.getElementById("log").classList.add("filling");
+          const [one, other] = [...document.querySelectorAll(".turn.user .chunk")];
+          const width = () => getComputedStyle(one, "::before").width;
+          const seen = [];
+          for (const rest of [0.02, 20]) {
+            state.chunks.get(one.dataset.chunk).attention = 0.5;
+            state.chunks.get(other.dataset.chunk).attention = rest;
+            emit("touch", 0);
+            await frames();
+            const shares = [[one.dataset.chunk, 0.04], [other.dataset.chunk, rest / 25]];
+            paintAttention({ tokens: [], chunks: shares });
+            seen.push([width(), getComputedStyle(other, "::before").width, one.style.getPropertyValue("--attention")]);
+          }
+          return seen;
+        }"""
+    )
+    (one, least, ring), (same, most, same_ring) = drawn
+    assert (one, ring) == (same, same_ring) and ring == "0.20", drawn
+    assert (least, most) == ("1px", "4px"), drawn

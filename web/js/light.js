@@ -56,11 +56,11 @@ export function paintAttention({ tokens, chunks }) {
   );
   for (const node of shining) node.style.removeProperty("--attention");
   shining.clear();
-  const largest = Math.max(...chunks.map(([, share]) => share));
   for (const [id, share] of chunks) {
     const node = chunkNode(id);
     if (!node) continue;
-    node.style.setProperty("--attention", (share / largest).toFixed(2));
+    // Absolute, as the bar is: the same ring is the same share in every chat. The root keeps small shares visible.
+    node.style.setProperty("--attention", Math.sqrt(share).toFixed(2));
     shining.add(node);
   }
 }

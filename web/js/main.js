@@ -6,6 +6,7 @@ import { emit } from "./bus.js";
 import * as composer from "./composer.js";
 import * as pageConsole from "./console.js";
 import { $, time, toast } from "./dom.js";
+import * as folds from "./folds.js";
 import * as header from "./header.js";
 import * as hover from "./hover.js";
 import * as inspect from "./inspect.js";
@@ -19,7 +20,7 @@ import * as state from "./state.js";
 import * as transcript from "./transcript.js";
 
 applyAppearance();
-for (const part of [menu, header, notices, transcript, composer, keys, light, hover, rail, inspect, pageConsole])
+for (const part of [menu, header, notices, transcript, folds, composer, keys, light, hover, rail, inspect, pageConsole])
   part.init();
 // One step per task, so that the page can be used from the first moment.
 const nextTask = () => new Promise((resolve) => setTimeout(resolve));

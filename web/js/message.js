@@ -4,6 +4,7 @@ import * as actions from "./actions.js";
 import { api } from "./api.js";
 import { emit } from "./bus.js";
 import { el, number, shortTime, time } from "./dom.js";
+import { restoreFolds } from "./folds.js";
 import { nextContext, plainText, renderText, startContext } from "./markdown.js";
 import { openMenu } from "./menu.js";
 import { explainHistory } from "./reasons.js";
@@ -120,7 +121,7 @@ const chunkBox = (chunk, kind, rest) =>
 function liveChunk(chunk, live, message, context) {
   const node = chunkBox(chunk, live.resurrected ? "chunk resurrected" : "chunk", live.pinned ? ", pinned" : "");
   const text = el("div", { class: "text", dir: "auto" });
-  text.append(renderText(chunk.text, chunk.tool_ranges, context));
+  text.append(restoreFolds(chunk.id, renderText(chunk.text, chunk.tool_ranges, context)));
   node.append(text);
   node.sourceText = chunk.text;
   if (live.pinned)
