@@ -54,7 +54,10 @@ export function init() {
     if (covers.matches) close(false);
   });
   on("conversation", () => {
-    if (open) draw(open.name === "chunk" ? "graveyard" : open.name);
+    if (!open) return;
+    draw(open.name === "chunk" ? "graveyard" : open.name);
+    // The view stays open beside the next chat, and is a part of this step.
+    history.replaceState(stepOf(open), "");
   });
   $("inspect").addEventListener("click", () => (open && VIEWS[open.name].tab ? close() : show(lastTab())));
   for (const button of document.querySelectorAll("#sidebar [data-panel], #model, #chat-options"))
@@ -65,8 +68,11 @@ export function init() {
     });
   addEventListener("popstate", (event) => {
     if (event.state?.panel) draw(event.state.panel, event.state.options ?? {}, true);
-    else hide();
+    // A link that was just followed is a step without a state: the view stays open.
+    else if (event.state !== null) hide();
   });
+  // A page that is loaded again has no view open.
+  if (history.state?.panel) history.replaceState({}, "");
   document.addEventListener("keydown", (event) => {
     if (event.altKey && /^[0-9]$/.test(event.key)) {
       event.preventDefault();
@@ -82,17 +88,18 @@ const covers = matchMedia("(max-width: 900px)");
 
 const lastTab = () => localStorage.getItem("tab") ?? "graveyard";
 
+const stepOf = ({ name, options }) => ({ panel: name, options: { ...options, panel: undefined } });
+
 function show(name, options = {}) {
   if (!VIEWS[name]) return;
   if (!open) opener = document.activeElement;
-  const entry = { panel: name, options: { ...options, panel: undefined } };
-  history.pushState(entry, "");
+  history.pushState(stepOf({ name, options }), "");
   draw(name, options, true);
 }
 
 /** Closes the inspector as “back” does. */
 function close(focus = true) {
-  if (history.state?.panel) history.replaceState(null, "");
+  if (history.state?.panel) history.replaceState({}, "");
   hide(focus);
 }
 
