@@ -204,7 +204,7 @@ def open_chat(browser):
         context = browser.new_context(**{"color_scheme": "dark", "viewport": {"width": 1280, "height": 800}, **more})
         contexts.append(context)
         page = context.new_page()
-        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("console", lambda message: problems.append(console_error(message)) if message.type == "error" else None)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
         page.on("request", lambda request: problems.append(request.url) if not is_local(request.url, server) else None)
@@ -215,6 +215,12 @@ def open_chat(browser):
     for context in contexts:
         context.close()
     assert not problems, problems
+
+
+def console_error(message):
+    """The text of an error in the console, with the address of the request or script that it is about."""
+    url = message.location.get("url", "")
+    return f"{message.text} ({url})" if url else message.text
 
 
 def is_local(url, server):

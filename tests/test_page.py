@@ -8,7 +8,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from conftest import SHOTS, Server
+from conftest import SHOTS, Server, console_error
 
 LONG = 120_000
 
@@ -27,8 +27,8 @@ def open_page(browser, small):
             page.on(
                 "console",
                 lambda message: (
-                    errors.append(message.text)
-                    if message.type == "error" and not re.search("404|422", message.text)
+                    errors.append(console_error(message))
+                    if message.type == "error" and "422" not in message.text
                     else None
                 ),
             )

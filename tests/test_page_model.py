@@ -158,6 +158,67 @@ def test_chat_switches_to_a_local_model_and_back(scripted):
     assert server.process.poll() is None
 
 
+def switched_chat(scripted):
+    """A server with a chat that has answers of two models, and the name of the original that was kept."""
+    server = scripted("Hello.")
+    models = server.data / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / "target/models/tiny-llama.gguf", models / "tiny-llama.gguf")
+    server.say("main", "Which colour is the sky?")
+    assert server.halo("PUT", "/conversations/main/model", {"model": "tiny-llama"})[0] == 200
+    server.halo("PUT", "/conversations/main/options", {"sampling": {"max_tokens": 4}})
+    server.say("main", "And the sea?")
+    assert len(originals(server)) == 2
+    (original,) = [name for name, of in originals(server).items() if of == "main"]
+    return server, original
+
+
+def originals(server):
+    return {chat["name"]: chat["original_of"] for chat in server.halo("GET", "/conversations")[1]}
+
+
+def test_kept_original_is_one_row_with_its_chat(scripted, open_chat):
+    server, original = switched_chat(scripted)
+    page = open_chat(server)
+    rows = page.locator("#chats .chat-row")
+    expect(page.locator(".turn.user").first).to_contain_text("Which colour")
+    expect(rows).to_have_count(1)
+    page.click("#title")
+    page.fill("#ask-input", "The sky")
+    page.press("#ask-input", "Enter")
+    expect(page.locator("#title")).to_have_text("The sky")
+    expect(rows).to_have_count(1)
+    expect(rows.locator("a")).to_have_text("The sky")
+    assert originals(server)[original] == "The sky"
+    # A chat with the name of an original that is nobody's has a row.
+    words = {"messages": [{"role": "user", "text": "A song of the sea."}]}
+    assert server.halo("POST", "/conversations", {"name": "The sea (original)", **words})[0] == 201
+    page.reload()
+    expect(rows).to_have_count(2)
+
+
+def test_kept_original_is_deleted_and_restored_with_its_chat(scripted, open_chat):
+    server, original = switched_chat(scripted)
+    page = open_chat(server)
+    rows, deleted = page.locator("#chats .chat-row a"), page.locator("[data-deleted]")
+    expect(rows).to_have_text("main")
+    page.get_by_role("button", name="Menu of main").click()
+    page.get_by_role("menuitem", name="Delete").click()
+    expect(page.locator(".toast", has_text="Deleted")).to_be_visible()
+    page.reload()
+    expect(deleted).to_have_count(1)
+    expect(deleted).to_contain_text("main")
+    expect(rows).to_have_count(0)
+    assert server.halo("GET", f"/conversations/{urllib.parse.quote(original)}")[1]["chunks"] == []
+    deleted.get_by_role("button", name="Restore").click()
+    expect(deleted).to_have_count(0)
+    expect(rows).to_have_text("main")
+    expect(page.locator(".turn.user").first).to_contain_text("Which colour")
+    assert len(originals(server)) == 2 and originals(server)[original] == "main"
+    restored = server.halo("GET", f"/conversations/{urllib.parse.quote(original)}/transcript")[1]
+    assert restored["total"] == 2, restored
+
+
 def texts(server):
     status, transcript = server.halo("GET", "/conversations/main/transcript")
     assert status == 200, transcript

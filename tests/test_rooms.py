@@ -12,7 +12,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from conftest import HALO, MODEL, Server
+from conftest import HALO, MODEL, Server, console_error
 from test_page import shot
 
 WORLD = """
@@ -77,7 +77,7 @@ def open_page(browser, rooms):
         page.on(
             "console",
             lambda message: (
-                errors.append(message.text)
+                errors.append(console_error(message))
                 if message.type == "error" and not re.search(ignored_errors, message.text)
                 else None
             ),

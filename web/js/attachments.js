@@ -1,11 +1,16 @@
 // Files that are sent with a message: text files, each as a folded block of the message with the name of the file.
 
 import { $, el, render, toast } from "./dom.js";
+import { readDraft, writeDraft } from "./drafts.js";
 
 const MAX_BYTES = 256_000;
+const MAX_TOTAL = 1_000_000; // all files of one message
 
-/** @type {{ name: string, text: string }[]} */
+/** @typedef {{ name: string, text: string }} AttachedFile */
+
+/** @type {AttachedFile[]} */
 let files = [];
+let chat = null; // the chat that they are a part of the draft of
 
 export function init() {
   $("attach").addEventListener("click", () => $("attach-files").click());
@@ -17,6 +22,9 @@ export function init() {
   $("message").addEventListener("paste", (event) => {
     const pasted = [...(event.clipboardData?.files ?? [])];
     if (!pasted.length) return;
+    // Text that is copied from a document comes with a picture of it.
+    const hasText = event.clipboardData.getData("text/plain") !== "";
+    if (hasText && pasted.every((file) => file.type.startsWith("image/"))) return;
     event.preventDefault();
     attach(pasted);
   });
@@ -32,21 +40,46 @@ export function init() {
   });
 }
 
+/** The files that are attached in a chat, also after a reload. What was attached before any chat was open belongs to the first one. */
+export function openDraft(name) {
+  const early = chat === null ? files : [];
+  chat = name;
+  files = [...(readDraft("files", name) ?? []), ...early];
+  if (early.length) store();
+  draw();
+}
+
+function store() {
+  if (chat === null) return;
+  try {
+    writeDraft("files", chat, files);
+  } catch {
+    toast("This browser has no room to keep the attached files: a reload forgets them.");
+  }
+}
+
 async function attach(chosen) {
   for (const file of chosen) {
     const problem = await add(file);
     if (problem) toast(problem, { error: true });
   }
+  store();
   draw();
 }
+
+const IMAGE_NAME = /\.(?:png|jpe?g|gif|webp|avif|heic|bmp|tiff?|ico)$/i;
 
 // Returns why a file cannot be attached.
 async function add(file) {
   const name = file.name || "pasted.txt";
-  if (file.type.startsWith("image/")) return `${name} is an image: this model reads text.`;
+  // A drawing in SVG is text.
+  if ((file.type.startsWith("image/") && file.type !== "image/svg+xml") || IMAGE_NAME.test(name))
+    return `${name} is an image: this model reads text.`;
   if (/^(?:audio|video)\//.test(file.type)) return `${name} is not a text file: this model reads text.`;
   if (file.size > MAX_BYTES)
     return `${name} is too large: ${Math.ceil(file.size / 1000)} kB; at most ${MAX_BYTES / 1000} kB can be attached.`;
+  if (files.reduce((sum, other) => sum + other.text.length, file.size) > MAX_TOTAL)
+    return `${name} is one too many: the files of a message can have ${MAX_TOTAL / 1000} kB together.`;
   let text;
   try {
     text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
@@ -72,16 +105,12 @@ export function fileBlock({ name, text }) {
 export function takeAttachments(text) {
   const blocks = files.map(fileBlock);
   files = [];
+  store();
   draw();
   return [text.trim(), ...blocks].filter(Boolean).join("\n\n");
 }
 
 export const hasAttachments = () => files.length > 0;
-
-export function clearAttachments() {
-  files = [];
-  draw();
-}
 
 function draw() {
   const list = $("attached");
@@ -101,6 +130,7 @@ function draw() {
             "aria-label": `Remove ${file.name}`,
             onclick: () => {
               files = files.filter((other) => other !== file);
+              store();
               draw();
               $("message").focus();
             },

@@ -2,6 +2,7 @@
 
 import { api } from "./api.js";
 import { el, number, toast } from "./dom.js";
+import { readDraft, writeDraft } from "./drafts.js";
 import { rangeSlider } from "./range_slider.js";
 import { state } from "./state.js";
 
@@ -35,15 +36,14 @@ export const PRESETS = {
   Creative: { temperature: 1.1, top_p: 0.97, top_k: 100, min_p: 0.02, repetition_penalty: 1 },
 };
 
-const pendingKey = (name) => `options:${name}`;
-const readPending = (name) => JSON.parse(localStorage.getItem(pendingKey(name)) ?? "null");
+const readPending = (name) => readDraft("options", name);
 
 /** The options of a chat that is not stored yet, under its final name: they are sent before its first message. */
 export async function sendPendingOptions(from, name) {
   const pending = readPending(from);
   if (!pending) return;
   await api.setOptions(name, pending);
-  localStorage.removeItem(pendingKey(from));
+  writeDraft("options", from, null);
 }
 
 const same = (one, other) => Math.abs(one - other) < 1e-6;
@@ -73,7 +73,7 @@ export function chatOptions(panel) {
   const save = async () => {
     edits += 1;
     try {
-      if (isNew()) localStorage.setItem(pendingKey(name), JSON.stringify(own));
+      if (isNew()) writeDraft("options", name, own);
       else await api.setOptions(name, own);
       status.textContent = isNew()
         ? "Saved. It holds from the first message."

@@ -6,6 +6,7 @@ import * as attachments from "./attachments.js";
 import { emit, on } from "./bus.js";
 import { sendPendingOptions } from "./chat_options.js";
 import { $, autoGrow, el, number, toast } from "./dom.js";
+import { readDraft, readText, writeDraft, writeText } from "./drafts.js";
 import { sendPendingModel } from "./models.js";
 import * as queue from "./queue.js";
 import { isReadOnly, lastMessages } from "./reducers.js";
@@ -14,15 +15,15 @@ import { isUntitled, titleOf } from "./titles.js";
 
 let editing = null; // the message whose text is in the box
 let sending = false;
+let isDue = false; // whether the text in the box is sent as soon as the chat is loaded
 
-const draftKey = (name) => `draft:${name}`;
-const sentKey = (name) => `sent:${name}`;
 const touch = matchMedia("(hover: none)");
 
 export function init() {
   const box = $("message");
   box.addEventListener("input", () => {
-    if (!editing) localStorage.setItem(draftKey(state.name), box.value);
+    isDue = false;
+    if (!editing && state.name !== null) writeText(state.name, box.value);
     autoGrow(box);
     drawStatus();
   });
@@ -58,13 +59,25 @@ export function init() {
     box.dispatchEvent(new Event("input"));
     box.focus();
   });
+  // What was typed and attached while the page was loading belongs to the chat that it opens first.
+  let early = true;
   on("conversation", () => {
+    if (!early) isDue = false;
+    const typed = early ? box.value : "";
+    early = false;
     cancelEdit();
-    attachments.clearAttachments();
-    loadDraft();
+    attachments.openDraft(state.name);
+    loadDraft(typed);
     drawStatus();
   });
   for (const topic of ["state", "connected"]) on(topic, drawStatus);
+  on("state", () => {
+    if (!isDue) return;
+    isDue = false;
+    drawStatus();
+    // A chat that cannot be loaded keeps the text in the box.
+    if (isLoaded()) send();
+  });
   on("event", (event) => {
     showEvent(event);
     drawStatus();
@@ -72,11 +85,15 @@ export function init() {
   on("connected", (connected) => connected && resend());
 }
 
-function loadDraft() {
+const isLoaded = () => state.snapshot !== null && !state.loadError;
+
+function loadDraft(typed) {
   const box = $("message");
-  const unsent = JSON.parse(localStorage.getItem(sentKey(state.name)) ?? "null");
+  const unsent = readDraft("sent", state.name);
   // A message that is being sent is not a draft.
-  box.value = unsent ? "" : (localStorage.getItem(draftKey(state.name)) ?? "");
+  const draft = readText(state.name) === unsent?.text ? "" : readText(state.name);
+  box.value = [draft, typed].filter(Boolean).join("\n");
+  if (typed) writeText(state.name, box.value);
   autoGrow(box);
   $("hints").replaceChildren();
   if (unsent) resend();
@@ -85,7 +102,7 @@ function loadDraft() {
 // Sends a message again that the server may not have received. Its id makes sure that it is stored once.
 async function resend() {
   const { name } = state;
-  const unsent = JSON.parse(localStorage.getItem(sentKey(name)) ?? "null");
+  const unsent = readDraft("sent", name);
   if (unsent && !sending) await deliver(name, unsent);
 }
 
@@ -93,11 +110,20 @@ async function send() {
   const box = $("message");
   if ((!box.value.trim() && !attachments.hasAttachments()) || sending) return;
   if (editing) return sendEdit(box.value);
-  if (attachments.hasAttachments()) box.value = attachments.takeAttachments(box.value);
+  // Without the chat it is not known whether an answer runs, or whether this is the first message, which names the chat.
+  if (state.name === null || (state.snapshot === null && !state.loadError)) {
+    isDue = true;
+    drawStatus();
+    return;
+  }
+  if (attachments.hasAttachments()) {
+    box.value = attachments.takeAttachments(box.value);
+    writeText(state.name, box.value);
+  }
   const text = box.value;
   if (state.running) {
     queue.enqueue(state.name, text);
-    localStorage.removeItem(draftKey(state.name));
+    writeText(state.name, "");
     box.value = "";
     autoGrow(box);
     drawStatus();
@@ -113,8 +139,8 @@ async function send() {
       toast(`Not sent: ${error.message}. Your text is still in the box.`, { error: true });
       return;
     }
-    localStorage.removeItem(draftKey(state.name));
-    localStorage.setItem(draftKey(name), text);
+    writeText(state.name, "");
+    writeText(name, text);
     try {
       await sendPendingModel(state.name, name);
       await sendPendingOptions(state.name, name);
@@ -129,7 +155,7 @@ async function send() {
     await sendPendingModel(name, name)
       .then(() => sendPendingOptions(name, name))
       .catch((error) => toast(error.message, { error: true }));
-  localStorage.setItem(sentKey(name), JSON.stringify(message));
+  writeDraft("sent", name, message);
   await deliver(name, message);
 }
 
@@ -139,13 +165,13 @@ async function deliver(name, message, queued = false) {
   const done = await attempt(name, () => api.sendMessage(name, message.text, message.id));
   // Without a response it is unknown whether the message was stored: it is sent again later, with the same id.
   if (done === null) return true;
-  localStorage.removeItem(sentKey(name));
+  writeDraft("sent", name, null);
   if (!done) {
     if (!queued && state.name === name && !box.value) box.value = message.text;
     return false;
   }
   if (!queued) {
-    localStorage.removeItem(draftKey(name));
+    if (readText(name) === message.text) writeText(name, "");
     if (state.name === name && box.value === message.text) {
       box.value = "";
       autoGrow(box);
@@ -216,7 +242,7 @@ function cancelEdit() {
   $("editing").hidden = true;
   $("send").textContent = "Send";
   const box = $("message");
-  box.value = localStorage.getItem(draftKey(state.name)) ?? "";
+  box.value = readText(state.name);
   autoGrow(box);
 }
 
@@ -256,7 +282,11 @@ function drawStatus() {
     $("send").title = running ? "It is sent after this answer (Enter)" : "Send (Enter)";
   }
   drawReadOnly();
-  $("progress").textContent = state.connected ? progressText(running) : "";
+  $("progress").textContent = isDue
+    ? "sent as soon as the chat is loaded"
+    : state.connected
+      ? progressText(running)
+      : "";
   if (!snapshot) {
     $("summary").textContent = "";
     $("meter-parts").hidden = true;

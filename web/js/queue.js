@@ -3,20 +3,19 @@
 
 import { emit, on } from "./bus.js";
 import { $, el, render } from "./dom.js";
+import { draftKey, readDraft, writeDraft } from "./drafts.js";
 import { state } from "./state.js";
 
 /** @typedef {{ id: string, text: string }} QueuedMessage */
 
-const key = (name) => `queue:${name}`;
 let deliver = null; // sends a message; resolves to whether the server has it
 let paused = false; // an answer that was stopped or failed does not send what waits for it
 
 /** @returns {QueuedMessage[]} */
-const read = (name) => JSON.parse(localStorage.getItem(key(name)) ?? "[]");
+const read = (name) => readDraft("queue", name) ?? [];
 
 function write(name, messages) {
-  if (messages.length) localStorage.setItem(key(name), JSON.stringify(messages));
-  else localStorage.removeItem(key(name));
+  writeDraft("queue", name, messages);
   draw();
 }
 
@@ -38,7 +37,7 @@ export function init(send) {
     }
   });
   // Another window of this browser has changed the queue.
-  addEventListener("storage", (event) => event.key === key(state.name) && draw());
+  addEventListener("storage", (event) => event.key === draftKey("queue", state.name) && draw());
 }
 
 export function enqueue(name, text) {
@@ -67,7 +66,7 @@ async function flush() {
       write(name, [message, ...read(name)]);
     }
   };
-  if (navigator.locks) await navigator.locks.request(key(name), send);
+  if (navigator.locks) await navigator.locks.request(draftKey("queue", name), send);
   else await send();
 }
 

@@ -4,6 +4,7 @@ import { freeName } from "./actions.js";
 import { api } from "./api.js";
 import { emit, on } from "./bus.js";
 import { $, ask, count, el, render, time, toast } from "./dom.js";
+import { forgetDrafts, moveDrafts } from "./drafts.js";
 import { openMenu } from "./menu.js";
 import { chatAddress, openConversation, state } from "./state.js";
 import { isUntitled, untitledName } from "./titles.js";
@@ -93,9 +94,6 @@ function group(updated) {
   return new Date(updated).toLocaleDateString([], { month: "long", year: "numeric" });
 }
 
-// A chat that was retokenized for another model has its original under this name; it is the same chat.
-const ORIGINAL = / \((?:original|as it came)(?: \d+)?\)$/;
-
 function draw() {
   const box = $("chats");
   if (results) {
@@ -104,9 +102,8 @@ function draw() {
   }
   const gone = new Set(deleted.map((chat) => chat.name));
   const names = new Set(chats.map((chat) => chat.name));
-  const shown = chats.filter(
-    (chat) => !gone.has(chat.name) && !(ORIGINAL.test(chat.name) && names.has(chat.name.replace(ORIGINAL, ""))),
-  );
+  // A chat that was retokenized for another model has a kept original; it is the same chat.
+  const shown = chats.filter((chat) => !gone.has(chat.name) && !chat.original_of);
   if (state.name && !names.has(state.name) && !isUntitled(state.name))
     shown.unshift({ name: state.name, updated: Date.now() });
   const children = [];
@@ -169,6 +166,7 @@ export async function rename(name) {
   if (!to || to === name) return;
   try {
     await api.rename(name, to);
+    moveDrafts(name, to);
     if (state.name === name) await openConversation(to);
     load();
   } catch (why) {
@@ -225,6 +223,7 @@ async function forgetChat(name) {
   if (wasOpen) newChat();
   try {
     await api.forget(name, { all: true, now: true });
+    forgetDrafts(name);
     await load();
     toast("Forgotten for good.");
   } catch (why) {

@@ -19,7 +19,7 @@ import { isUntitled, untitledName } from "./titles.js";
 export const state = emptyState();
 
 let pendingEvents = null; // events that arrived while the chat was being loaded
-let missing = null; // the chat that is being opened, if the server does not have it
+let missing = null; // the open chat, if the server did not have it when it was asked last
 let requests = 0; // only the response to the latest request counts
 const loadingPages = new Map(); // requests for pages, so that none is loaded twice at once
 
@@ -35,22 +35,32 @@ export async function init() {
     if (name && name !== state.name) openConversation(name);
   });
   const name = nameInAddress() || localStorage.getItem("last") || untitledName();
-  // The browser reports a request for a chat that does not exist as an error in its console.
-  const chats = isUntitled(name) ? [] : await api.conversations().catch(() => null);
-  await openConversation(name, { isNew: !!chats && !chats.some((chat) => chat.name === name) });
+  await openConversation(name, { isNew: true });
 }
 
-/** Opens a chat. One that the server does not have yet is not requested. */
+/**
+ * Opens a chat. With `isNew`, the server may not have it: its list is asked first, because the browser reports a request for a chat
+ * that does not exist as an error in its console.
+ */
 export async function openConversation(name, { isNew = false } = {}) {
   openChat(state, name);
   missing = isNew ? name : null;
   loadingPages.clear();
   localStorage.setItem("last", name);
-  if (nameInAddress() !== name) location.hash = chatAddress(name);
-  else if (location.hash !== chatAddress(name)) history.replaceState(history.state, "", chatAddress(name));
+  // Every step of the history has a state, so that a link that was just followed can be told from a step back or forward.
+  if (nameInAddress() && nameInAddress() !== name) history.pushState({}, "", chatAddress(name));
+  else history.replaceState(history.state ?? {}, "", chatAddress(name));
   emit("conversation");
   await refresh();
-  if (missing === name) missing = null;
+}
+
+// Whether the server has no such chat.
+async function isMissing(name) {
+  if (isUntitled(name)) return true;
+  if (name !== missing) return false;
+  const stored = (await api.conversations()).some((chat) => chat.name === name);
+  if (stored && missing === name) missing = null;
+  return !stored;
 }
 
 export function setConnected(connected) {
@@ -68,7 +78,7 @@ export async function refresh() {
   let snapshot;
   let tail = emptyTail;
   try {
-    if (isUntitled(name) || name === missing) throw new ApiError(404, "a new chat is not stored yet");
+    if (await isMissing(name)) throw new ApiError(404, "a new chat is not stored yet");
     [snapshot, tail] = await Promise.all([api.chatState(name), api.transcript(name, { limit: END_PAGES * PAGE })]);
   } catch (error) {
     if (request !== requests) return;
