@@ -2,6 +2,8 @@
 
 import json
 import re
+import struct
+import urllib.request
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -28,11 +30,19 @@ def talk(scripted):
     return server
 
 
+# Rules that axe does not run unless it is told to.
+STRICT = {"rules": {name: {"enabled": True} for name in ("label-content-name-mismatch", "target-size")}}
+
+
 def assert_accessible(page, where):
     page.wait_for_timeout(350)
+    response = Axe().run(page, options=STRICT).response
+    ran = {one["id"] for kind in ("violations", "passes", "incomplete", "inapplicable") for one in response[kind]}
+    assert STRICT["rules"].keys() <= ran, ran
     found = [
-        (one["id"], one["nodes"][0]["target"], one["nodes"][0].get("failureSummary"))
-        for one in Axe().run(page).response["violations"]
+        (one["id"], node["target"], node.get("failureSummary"))
+        for one in response["violations"]
+        for node in one["nodes"]
     ]
     assert not found, (where, found)
     assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth"), (where, "scrolls sideways")
@@ -163,6 +173,45 @@ def test_rooms_are_accessible_and_explain_their_words(talk, open_chat, browser, 
     expect(page.locator(".mind")).to_be_visible()
     assert_accessible(page, "mind")
     context.close()
+
+
+def test_rooms_have_the_size_and_the_colours_of_the_page(talk, open_chat):
+    seen = []
+    for address in ("", "rooms.html"):
+        page = open_chat(talk)
+        page.evaluate("localStorage.setItem('size', '20')")
+        page.goto(f"{talk.url}/{address}")
+        page.locator("#composer").wait_for()
+        expect(page.locator("html")).to_have_css("font-size", "20px")
+        seen.append(
+            page.evaluate(
+                """() => {
+                  const { color, backgroundColor, fontFamily, fontSize, lineHeight } = getComputedStyle(document.body);
+                  return [color, backgroundColor, fontFamily, fontSize, lineHeight];
+                }"""
+            )
+        )
+    assert seen[0] == seen[1], seen
+
+
+def test_page_can_be_installed(talk):
+    """The manifest and the icons that it names are there, as large as it says."""
+    status, text = talk.call("GET", "/halo.webmanifest")
+    manifest = text if isinstance(text, dict) else json.loads(text)
+    assert status == 200 and manifest["start_url"] == "/" and manifest["display"] == "standalone"
+    purposes = {(icon["sizes"], icon["purpose"]) for icon in manifest["icons"]}
+    assert {("192x192", "any"), ("512x512", "any"), ("512x512", "maskable")} <= purposes
+    icons = [(icon["src"], icon["type"], icon["sizes"]) for icon in manifest["icons"]]
+    for source, kind, sizes in [*icons, ("icon-apple-180.png", "image/png", "180x180")]:
+        with urllib.request.urlopen(f"{talk.url}/{source}") as response:
+            assert response.headers["Content-Type"] == kind, source
+            picture = response.read()
+        if kind == "image/png":
+            # Width and height stand after the signature and the name of the first block.
+            width, height = struct.unpack(">II", picture[16:24])
+            assert f"{width}x{height}" == sizes, (source, width, height)
+    for path in ("/", "/rooms.html"):
+        assert 'rel="apple-touch-icon" href="icon-apple-180.png"' in talk.call("GET", path)[1]
 
 
 def test_rooms_do_not_poll(talk, open_chat):
