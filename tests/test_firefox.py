@@ -163,6 +163,84 @@ def rail_shows_the_whole_chat(firefox):
     firefox.wait_for("document.querySelector('#rail canvas').width > 0")
 
 
+def text_typed_too_early_is_kept_and_sent_once(firefox):
+    url = firefox.evaluate("location.origin")
+    firefox.open(f"{url}/rooms.html")
+    firefox.open(f"{url}/#/main")
+    firefox.evaluate("document.getElementById('message').focus()")
+    firefox.type("Too early\ue007")
+    firefox.wait_for("document.querySelectorAll('.turn.user').length === 3")
+    firefox.wait_for("document.getElementById('stop').hidden")
+    firefox.wait_for("document.getElementById('message').value === ''")
+    assert firefox.evaluate("document.querySelectorAll('.turn.user').length") == 3
+
+
+def drafts_and_attachments_are_kept_per_chat(firefox):
+    firefox.evaluate("document.getElementById('message').focus()")
+    firefox.type("A draft")
+    firefox.evaluate(
+        """(() => {
+          const transfer = new DataTransfer();
+          transfer.items.add(new File(["# Notes"], "notes.md", { type: "text/markdown" }));
+          const drop = new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true });
+          document.getElementById("composer").dispatchEvent(drop);
+        })()"""
+    )
+    has(firefox, "#attached li", "notes.md")
+    firefox.evaluate("document.getElementById('new-chat').click()")
+    firefox.wait_for("document.querySelector('.empty') !== null")
+    firefox.wait_for("document.getElementById('message').value === '' && document.getElementById('attached').hidden")
+    click(firefox, ".chat-row a", "main")
+    firefox.wait_for("document.getElementById('message').value === 'A draft'")
+    has(firefox, "#attached li", "notes.md")
+
+
+def chat_is_renamed_deleted_and_restored(firefox):
+    click(firefox, "#title")
+    firefox.wait_for("document.getElementById('ask-input') !== null")
+    firefox.evaluate("document.getElementById('ask-input').select()")
+    firefox.type("foxes\ue007")
+    has(firefox, "#title", "foxes")
+    click(firefox, ".chat-row.current button", "⋯")
+    click(firefox, "[role=menuitem]", "Delete")
+    has(firefox, "[data-deleted]", "foxes")
+    click(firefox, "[data-deleted] button", "Restore")
+    has(firefox, "#title", "foxes")
+    firefox.wait_for("document.querySelectorAll('.turn.user').length === 2")
+
+
+def every_view_of_inspect_opens(firefox):
+    click(firefox, "#inspect")
+    for name in ("graveyard", "search", "stats", "past", "notes", "captures", "memories"):
+        firefox.evaluate(f"document.querySelector('#panel [role=tab][data-panel={name}]').click()")
+        firefox.wait_for(f"document.querySelector('#panel [aria-selected=true]').dataset.panel === '{name}'")
+        firefox.wait_for("document.getElementById('panel-body').childElementCount > 0")
+        assert not firefox.evaluate("document.querySelector('#panel-body .error')?.textContent ?? ''")
+
+
+def setting_is_changed_and_reset(firefox):
+    click(firefox, "#sidebar [data-panel=settings]")
+    firefox.wait_for("document.getElementById('set-generation.temperature') !== null")
+    firefox.evaluate("document.getElementById('set-generation.temperature').focus()")
+    firefox.evaluate("document.getElementById('set-generation.temperature').select()")
+    firefox.type("1.25\ue007")
+    stored = (
+        "fetch('/api/halo/v1/settings').then((answer) => answer.json())"
+        ".then((all) => JSON.stringify(all).includes('1.25') && (window.isStored = true))"
+    )
+    firefox.wait_for(f"({stored}, window.isStored === true)")
+
+
+def chats_are_steps_of_the_history(firefox):
+    click(firefox, "#new-chat")
+    firefox.wait_for("document.querySelector('.empty') !== null")
+    firefox.evaluate("history.back()")
+    has(firefox, "#title", "main")
+    firefox.wait_for("document.querySelectorAll('.turn.user').length === 2")
+    firefox.evaluate("history.forward()")
+    firefox.wait_for("document.querySelector('.empty') !== null")
+
+
 def rooms_explain_their_words(firefox):
     firefox.open(firefox.evaluate("location.origin") + "/rooms.html")
     firefox.wait_for("document.getElementById('create-example') !== null")
@@ -180,6 +258,12 @@ FEATURES = [
     context_meter_and_its_split,
     inspect_closes_with_back_and_opens_with_forward,
     rail_shows_the_whole_chat,
+    text_typed_too_early_is_kept_and_sent_once,
+    drafts_and_attachments_are_kept_per_chat,
+    chat_is_renamed_deleted_and_restored,
+    every_view_of_inspect_opens,
+    setting_is_changed_and_reset,
+    chats_are_steps_of_the_history,
     rooms_explain_their_words,
 ]
 
