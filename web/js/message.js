@@ -262,7 +262,9 @@ const usedLabel = (text) => {
 };
 
 // What the answer used: a chip for each paragraph that was brought back for it, which leads to it.
-export function drawChips(node, { used = [] }) {
+export function drawChips(node, { used: found = [] }) {
+  // In the order in which they were said.
+  const used = [...found].sort((one, other) => one.turn - other.turn);
   const old = node.querySelector(".chips");
   const key = used.map(({ id }) => id).join();
   if ((old?.dataset.key ?? "") === key) return;

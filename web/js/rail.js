@@ -87,7 +87,7 @@ function draw() {
   outline.parts.forEach((part, n) => {
     const lit = part.tokens ? part.live / part.tokens : 0;
     const ofUser = part.tokens ? part.user / part.tokens : 0;
-    paint.globalAlpha = lit > 0 ? 0.3 + 0.5 * lit : 1;
+    paint.globalAlpha = lit > 0 ? 0.25 + 0.35 * lit : 1;
     paint.fillStyle = colours[lit > 0 ? (ofUser > 0.5 ? 2 : 1) : 0];
     paint.fillRect(0, n * step, width, Math.max(1, step - gap));
   });

@@ -76,6 +76,7 @@ test("a preview has no markup", () => {
     ["| a | b |\n|---|---|\n| 1 | 2 |", "a b 1 2"],
     ["[the page](https://example.org) here", "the page here"],
     ["2 * 3 * 4 and a_b_c", "2 * 3 * 4 and a_b_c"],
+    ["*Sunday*, _or_ *the day after*", "Sunday, or the day after"],
     ["<think>so</think>Yes", "so Yes"],
   ];
   for (const [text, expected] of cases) assert.equal(plainText(text), expected);
