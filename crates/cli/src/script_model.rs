@@ -175,8 +175,8 @@ impl Model for ScriptFileModel {
             window.push(WindowToken { position, offset: 0, id: token.id, chunk_start: step == 0 });
             text.push_str(word);
             let attention = row.as_deref().map(AttentionRow::from_mean);
-            if listen(ModelStep::Token(&token, attention)) == StepFlow::Stop {
-                return Ok(FinishReason::Cancelled);
+            if let Some(reason) = listen(ModelStep::Token(&token, attention)).finish_reason() {
+                return Ok(reason);
             }
             if sampling.stop.iter().any(|stop| text.ends_with(stop.as_str())) {
                 return Ok(FinishReason::StopSequence);

@@ -92,6 +92,10 @@ pub struct AnswerParser {
     /// Whether any reasoning was given out.
     has_reasoning: bool,
     calls: usize,
+    /// Whether the calls have no marker: the answer is an object, or a list of them.
+    bare_calls: bool,
+    /// The text after the last complete object of a call.
+    after_call: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +125,17 @@ impl AnswerParser {
         // A sign that opens and closes the reasoning is read as reasoning.
         let reasoning = markers.reasoning.as_ref();
         let skip = reasoning.and_then(|r| r.skip.clone().filter(|skip| !skip.starts_with(r.open.as_str())));
-        Self { markers, skip, state, pending: String::new(), has_text: false, has_reasoning: false, calls: 0 }
+        Self {
+            markers,
+            skip,
+            state,
+            pending: String::new(),
+            has_text: false,
+            has_reasoning: false,
+            calls: 0,
+            bare_calls: false,
+            after_call: String::new(),
+        }
     }
 
     /// How many calls have begun.
@@ -130,10 +144,24 @@ impl AnswerParser {
         self.calls
     }
 
-    /// Whether the last thing read is a complete call, or the marker before the first one.
+    /// Whether the last thing read is a complete call, with the marker that ends it.
     #[must_use]
-    pub fn is_between_calls(&self) -> bool {
-        self.state == ParserState::BetweenCalls
+    pub fn is_call_closed(&self) -> bool {
+        let close = self.markers.calls.as_ref().map_or("", |calls| calls.close.trim());
+        let has_object = self.state == ParserState::BetweenCalls && self.calls > 0;
+        has_object && (self.bare_calls || self.after_call.trim_end().ends_with(close))
+    }
+
+    /// Whether no further call follows: calls without a marker end where something else than a separator follows an object.
+    #[must_use]
+    pub fn are_calls_over(&self) -> bool {
+        let separator = self.markers.calls.as_ref().map_or("", |calls| calls.separator.trim());
+        let after = self.after_call.trim_start();
+        let may_separate = after.is_empty()
+            || after.starts_with([',', ';'])
+            || separator.starts_with(after)
+            || (!separator.is_empty() && after.starts_with(separator));
+        self.bare_calls && self.state == ParserState::BetweenCalls && !may_separate
     }
 
     /// Reads the next piece.
@@ -232,6 +260,7 @@ impl AnswerParser {
                 return false;
             }
             self.pending = object.to_owned();
+            self.bare_calls = true;
             self.state = ParserState::InCall { sent: 0, started: false };
             return true;
         }
@@ -300,10 +329,12 @@ impl AnswerParser {
         match self.pending.find('{') {
             Some(at) => {
                 self.pending.drain(..at);
+                self.after_call.clear();
                 self.state = ParserState::InCall { sent: 0, started: false };
                 true
             }
             None => {
+                self.after_call.push_str(&self.pending);
                 self.pending.clear();
                 false
             }
@@ -448,6 +479,42 @@ mod tests {
             }
             parser.finish().into_iter().for_each(|delta| parts.push(delta));
             assert_eq!(describe(&parts), expected, "{answer}");
+        }
+    }
+
+    #[test]
+    fn answer_parser_says_when_calls_are_over() {
+        let object = "{\"name\": \"clock\", \"parameters\": {}}";
+        let bare = CallFormat {
+            open: String::new(),
+            separator: "; ".into(),
+            close: String::new(),
+            arguments_key: "parameters".into(),
+        };
+        let bare = AnswerMarkers { calls: Some(bare), ..AnswerMarkers::default() };
+        // The answer, whether its last call is closed, and whether no other one follows.
+        let cases = [
+            (&bare, object.to_owned(), true, false),
+            (&bare, object.trim_end_matches('}').to_owned(), false, false),
+            (&bare, format!("{object}\n"), true, false),
+            (&bare, format!("{object}; "), true, false),
+            (&bare, format!("{object}, {object}"), true, false),
+            (&bare, format!("{object}; {object}\nThe"), true, true),
+            (&bare, format!("{object}The"), true, true),
+            (&bare, format!("[{object}]"), true, true),
+            (&hermes(), object.to_owned(), true, false),
+            (&hermes(), format!("<tool_call>\n{object}"), false, false),
+            (&hermes(), format!("<tool_call>\n{object}\n</tool_call>"), true, false),
+            (&hermes(), format!("<tool_call>\n{object}\n</tool_call>\nThe"), false, false),
+            (&hermes(), "<tool_call>\n".to_owned(), false, false),
+            (&hermes(), "The clock.".to_owned(), false, false),
+        ];
+        for (markers, answer, closed, over) in cases {
+            let mut parser = AnswerParser::new(markers.clone());
+            for c in answer.chars() {
+                parser.push(&c.to_string());
+            }
+            assert_eq!((parser.is_call_closed(), parser.are_calls_over()), (closed, over), "{answer}");
         }
     }
 

@@ -54,7 +54,7 @@ pub trait Embedder {
     ) -> Result<(), Error> {
         for (index, text) in texts.iter().enumerate() {
             for vector in self.embed(&[text])? {
-                if listen(index, vector) == StepFlow::Stop {
+                if listen(index, vector) != StepFlow::Continue {
                     return Ok(());
                 }
             }

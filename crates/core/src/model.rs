@@ -292,14 +292,28 @@ pub enum ModelStep<'a> {
 pub enum StepFlow {
     /// The work goes on.
     Continue,
-    /// The work ends here; the tokens so far are valid.
+    /// The work is cancelled; the tokens so far are valid.
     Stop,
+    /// The result is complete: the work ends here as it would have ended by itself.
+    Finish,
+}
+
+impl StepFlow {
+    /// Why a generation ends here; none where it goes on.
+    #[must_use]
+    pub fn finish_reason(self) -> Option<FinishReason> {
+        match self {
+            Self::Continue => None,
+            Self::Stop => Some(FinishReason::Cancelled),
+            Self::Finish => Some(FinishReason::EndOfText),
+        }
+    }
 }
 
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model produced its end-of-text token.
+    /// The model produced its end-of-text token, or the answer has all that it may have.
     EndOfText,
     /// The answer ends with a stop sequence.
     StopSequence,

@@ -63,7 +63,7 @@ fn append_commit(
     let mut changes = Vec::with_capacity(messages.len() + 1);
     let mut before = parts.conversation.turns_latest_first().next().map(|(_, role)| role);
     for message in messages {
-        if flow() == StepFlow::Stop {
+        if flow() != StepFlow::Continue {
             return Err(cancelled());
         }
         let tokens = parts.model.tokenize_sent(message, before)?;
@@ -75,7 +75,7 @@ fn append_commit(
     }
     let budget = parts.token_budget().unwrap_or(usize::MAX).min(parts.token_limit());
     changes.extend(parts.prune_plan(&draft, budget, None).change());
-    if flow() == StepFlow::Stop {
+    if flow() != StepFlow::Continue {
         return Err(cancelled());
     }
     parts.stage_system_prompt();

@@ -71,8 +71,10 @@ impl Model for CooledModel {
         listen: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
     ) -> Result<FinishReason, Error> {
         let (messages, shortened) = cool_messages((prompt.messages)(), self.threshold)?;
-        if shortened > 0 && listen(ModelStep::Cooled(shortened)) == StepFlow::Stop {
-            return Ok(FinishReason::Cancelled);
+        if shortened > 0
+            && let Some(reason) = listen(ModelStep::Cooled(shortened)).finish_reason()
+        {
+            return Ok(reason);
         }
         let cooled = || messages.clone();
         let prompt = Prompt {

@@ -361,7 +361,7 @@ impl AnswerGenerator<'_, '_> {
             }
             ModelStep::Prefill { done, total } => {
                 let flow = (progress.callback)(Event::Prefilling { done, total });
-                stopped |= flow == StepFlow::Stop;
+                stopped |= flow != StepFlow::Continue;
                 flow
             }
             _ => StepFlow::Continue,

@@ -220,7 +220,7 @@ impl ModelScheduler {
             }
             drop(queue);
             let flow = callback(ahead);
-            if flow == StepFlow::Stop {
+            if flow != StepFlow::Continue {
                 return None;
             }
             queue = self.lock();

@@ -79,7 +79,7 @@ impl Generation {
             .map(|n| InputToken::new(keys[n], &request.window[n]))
             .collect();
         let Some(next) = prefill.pop() else { return Err(KvCacheError::EmptyWindow) };
-        if listener(ModelStep::Prefill { done: 0, total: prefill.len() + 1 }) == StepFlow::Stop {
+        if listener(ModelStep::Prefill { done: 0, total: prefill.len() + 1 }) != StepFlow::Continue {
             cache.release_lane();
             return Ok(None);
         }
@@ -156,28 +156,28 @@ impl Generation {
         decoded: &DecodedLane,
         listener: &mut StepListener<'_>,
     ) -> Result<GenerationFlow, KvCacheError> {
-        let cancelled = Ok(GenerationFlow::Finished(FinishReason::Cancelled));
+        let finished = |reason| Ok(GenerationFlow::Finished(reason));
         if self.is_prefilling() {
             self.prefilled += len;
             for row in &decoded.rows {
                 let row = AttentionRow { mean: &row.mean, max: &row.max, per_head: &[], probability: None };
-                if listener(ModelStep::PromptAttention(row)) == StepFlow::Stop {
-                    return cancelled;
+                if let Some(reason) = listener(ModelStep::PromptAttention(row)).finish_reason() {
+                    return finished(reason);
                 }
             }
             let (done, total) = (self.prefilled, self.prefill.len() + 1);
-            return match listener(ModelStep::Prefill { done, total }) {
-                StepFlow::Stop => cancelled,
-                StepFlow::Continue => Ok(GenerationFlow::Continue),
-            };
+            let flow = listener(ModelStep::Prefill { done, total });
+            return flow.finish_reason().map_or(Ok(GenerationFlow::Continue), finished);
         }
-        if self.answered.is_none() && listener(ModelStep::PrefillDone(self.stats)) == StepFlow::Stop {
-            return cancelled;
+        if self.answered.is_none()
+            && let Some(reason) = listener(ModelStep::PrefillDone(self.stats)).finish_reason()
+        {
+            return finished(reason);
         }
         let answered = self.answered.map_or(0, |answered| answered + 1);
         self.answered = Some(answered);
         if answered >= self.answer_budget {
-            return Ok(GenerationFlow::Finished(FinishReason::Length));
+            return finished(FinishReason::Length);
         }
         let logits = context.logits_at(decoded.logits_index);
         self.sample_token(context.weights(), logits, decoded, answered, listener)
@@ -205,8 +205,8 @@ impl Generation {
         let probability = attention.probability.then(|| token_probability(logits, token)).flatten();
         if let Some(count) = self.request.sampling.logprobs {
             let logprobs = token_logprobs(weights, logits, token, count);
-            if listener(ModelStep::Logprobs(&logprobs)) == StepFlow::Stop {
-                return finished(FinishReason::Cancelled);
+            if let Some(reason) = listener(ModelStep::Logprobs(&logprobs)).finish_reason() {
+                return finished(reason);
             }
         }
         self.request.sampler.accept(token);
@@ -226,8 +226,8 @@ impl Generation {
             per_head: &decoded.per_head,
             probability,
         });
-        if listener(ModelStep::Token(&model_token, row)) == StepFlow::Stop {
-            return finished(FinishReason::Cancelled);
+        if let Some(reason) = listener(ModelStep::Token(&model_token, row)).finish_reason() {
+            return finished(reason);
         }
         if stop_matched {
             return finished(FinishReason::StopSequence);

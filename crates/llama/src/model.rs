@@ -319,15 +319,14 @@ impl Llama {
         // The channel holds a few steps, so a slow listener slows its answer down instead of filling memory.
         let (steps, received) = sync_channel(STEPS_IN_FLIGHT);
         self.worker.send(LlamaJob::Generate { job_id, request, steps })?;
-        let mut stopped = false;
+        let mut stopped = None;
         loop {
             let step = received.recv().map_err(|_| thread_ended_error())?;
             self.worker.jobs.note_step_taken();
             let flow = match step {
-                LlamaStep::End(Ok(_)) if stopped => return Ok(FinishReason::Cancelled),
-                LlamaStep::End(end) => return end,
+                LlamaStep::End(end) => return end.map(|finish| stopped.unwrap_or(finish)),
                 // Steps that were on their way when the listener stopped are dropped.
-                _ if stopped => StepFlow::Stop,
+                _ if stopped.is_some() => continue,
                 LlamaStep::Prefill { done, total } => listener(ModelStep::Prefill { done, total }),
                 LlamaStep::PromptAttention(row) => listener(ModelStep::PromptAttention(row.as_row())),
                 LlamaStep::PrefillDone(stats) => listener(ModelStep::PrefillDone(stats)),
@@ -336,8 +335,8 @@ impl Llama {
                     listener(ModelStep::Token(&token, row.as_ref().map(OwnedAttentionRow::as_row)))
                 }
             };
-            if flow == StepFlow::Stop {
-                stopped = true;
+            if let Some(reason) = flow.finish_reason() {
+                stopped = Some(reason);
                 self.worker.canceller.cancel(job_id);
             }
         }

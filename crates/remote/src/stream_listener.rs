@@ -69,7 +69,7 @@ impl<'a> StreamListener<'a> {
     pub fn report_waiting(&mut self) -> Result<(), StreamEnd> {
         let flow = (self.listen)(ModelStep::Prefill { done: 0, total: 0 });
         self.last_call = Instant::now();
-        if flow == StepFlow::Stop { Err(StreamEnd::Finished(FinishReason::Cancelled)) } else { Ok(()) }
+        flow.finish_reason().map_or(Ok(()), |reason| Err(StreamEnd::Finished(reason)))
     }
 
     /// Reports a token. Stop sequences are enforced here, because servers differ in how many they accept and whether
@@ -85,8 +85,8 @@ impl<'a> StreamListener<'a> {
         let flow = (self.listen)(ModelStep::Token(token, attention));
         self.last_call = Instant::now();
         self.token_count += 1;
-        if flow == StepFlow::Stop {
-            return Err(StreamEnd::Finished(FinishReason::Cancelled));
+        if let Some(reason) = flow.finish_reason() {
+            return Err(StreamEnd::Finished(reason));
         }
         self.tail.push_str(&token.text);
         if self.stop_sequences.iter().any(|s| !s.is_empty() && self.tail.contains(s.as_str())) {

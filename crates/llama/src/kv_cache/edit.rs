@@ -217,7 +217,7 @@ impl KvCache {
         let batch = self.context.params().batch as usize;
         let mut decoded = Ok(());
         for (n, entries) in entries.chunks(batch).enumerate() {
-            if progress(n * batch) == StepFlow::Stop {
+            if progress(n * batch) != StepFlow::Continue {
                 decoded = Err(LlamaError::Cancelled);
                 break;
             }

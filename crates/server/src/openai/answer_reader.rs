@@ -13,9 +13,6 @@ pub(super) struct AnswerReader {
     parser: AnswerParser,
     /// Where calls are checked.
     gate: Option<CallGate>,
-    /// What ends a call, and the text since the last complete call.
-    close: String,
-    after_call: String,
     answer: AnswerParts,
     reasoning_tokens: usize,
 }
@@ -42,28 +39,23 @@ impl AnswerReader {
             filter: StopSequenceFilter::new(&request.sampling.stop),
             parser: AnswerParser::new(markers),
             gate: options.and_then(|options| CallGate::new(options)),
-            close: options.map_or_else(String::new, |options| options.format.close.trim().to_owned()),
-            after_call: String::new(),
             answer: AnswerParts::default(),
             reasoning_tokens: 0,
         }
     }
 
-    /// Whether the answer has all that it may have: its only call, whose last token was read.
+    /// Whether the answer has all that it may have: its only call, whose last token was read, or calls after which something else
+    /// begins.
     pub fn is_complete(&self) -> bool {
-        let satisfied = self.gate.as_ref().is_some_and(CallGate::is_satisfied);
-        let closed = self.parser.is_between_calls() && self.after_call.trim_end().ends_with(&self.close);
-        satisfied && (closed || self.parser.calls() > 1)
+        let Some(gate) = &self.gate else { return false };
+        let has_only_call = gate.is_satisfied() && (self.parser.is_call_closed() || self.parser.calls() > 1);
+        has_only_call || (gate.calls() > 0 && self.parser.are_calls_over())
     }
 
     /// What a token adds.
     pub fn push(&mut self, token: &str) -> Vec<AnswerDelta> {
         let text = self.filter.push(token);
         let deltas = self.parser.push(&text);
-        if self.gate.as_ref().is_some_and(|gate| !gate.is_satisfied()) {
-            self.after_call.clear();
-        }
-        self.after_call.push_str(&text);
         self.reasoning_tokens += usize::from(matches!(deltas.as_slice(), [AnswerDelta::Reasoning(_), ..]));
         self.collect(deltas)
     }

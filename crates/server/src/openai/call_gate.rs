@@ -37,6 +37,11 @@ impl CallGate {
         !self.parallel && self.calls > 0
     }
 
+    /// How many calls were passed on.
+    pub fn calls(&self) -> usize {
+        self.calls
+    }
+
     pub fn push(&mut self, deltas: Vec<AnswerDelta>) -> Vec<AnswerDelta> {
         let mut passed = Vec::with_capacity(deltas.len());
         for delta in deltas {

@@ -122,7 +122,7 @@ fn run_chat_turn(
     let mut on_event = |event: &Event| match event {
         Event::Token { text, .. } => {
             let flow = on_progress(Some(&reader.push(text)));
-            if reader.is_complete() { StepFlow::Stop } else { flow }
+            if reader.is_complete() && flow == StepFlow::Continue { StepFlow::Finish } else { flow }
         }
         Event::Logprobs(token) => {
             request.logprobs.push(token);

@@ -104,7 +104,7 @@ pub(super) fn generate_unstored(
         }
         let ModelStep::Token(token, _) = step else { return (on_progress.borrow_mut())(None) };
         let flow = (on_progress.borrow_mut())(Some(&reader.push(&token.text)));
-        if reader.is_complete() { StepFlow::Stop } else { flow }
+        if reader.is_complete() && flow == StepFlow::Continue { StepFlow::Finish } else { flow }
     })?;
     let (withheld, reasoning_tokens) = (reader.finish(), reader.reasoning_tokens());
     let usage = meter.into_inner().usage();

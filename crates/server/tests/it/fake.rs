@@ -152,8 +152,8 @@ impl Model for FakeModel {
             if let Some(count) = sampling.logprobs {
                 listen(ModelStep::Logprobs(&logprobs_of(token, count)));
             }
-            if listen(ModelStep::Token(token, row)) == StepFlow::Stop {
-                return Ok(FinishReason::Cancelled);
+            if let Some(reason) = listen(ModelStep::Token(token, row)).finish_reason() {
+                return Ok(reason);
             }
             so_far.push_str(&token.text);
             if sampling.stop.iter().any(|stop| so_far.ends_with(stop.as_str())) {

@@ -3,7 +3,7 @@
 use crate::chat::{chat_body, percent_encoded};
 use crate::fake::{FakeOptions, FakeServer};
 use halo_core::model::{ChatTemplate, OutputConstraint};
-use halo_core::tool_call::{ReasoningFormat, ToolChoice, ToolOptions};
+use halo_core::tool_call::{CallFormat, ReasoningFormat, ToolChoice, ToolOptions};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -173,6 +173,69 @@ async fn tools_choice_and_definitions_reach_the_model() {
     let format = json!({ "response_format": { "type": "json_object" } });
     fake.chat(&with(question(), format), None).await;
     assert!(last_options(&fake).is_some_and(|options| options.answer_schema.is_some()));
+}
+
+/// The stored finish reasons of the only conversation, by turn.
+async fn finish_reasons(fake: &FakeServer) -> Value {
+    let (_, all) = fake.halo_api("GET", "/conversations", None).await;
+    let name = percent_encoded(all[0]["name"].as_str().expect("a conversation"));
+    let (_, turns) = fake.halo_api("GET", &format!("/conversations/{name}/turns"), None).await;
+    turns.as_array().expect("a list").iter().map(|turn| turn["finish"].clone()).collect()
+}
+
+#[tokio::test]
+async fn tools_answer_ends_after_its_only_call() {
+    let second = CALL.replace("Lindau", "Bregenz");
+    for stream in [false, true] {
+        let fake = chatml_server();
+        fake.script_answers(&[&format!("{CALL}\n{second}\nand much more")]);
+        let body = with(question(), json!({ "parallel_tool_calls": false, "stream": stream }));
+        match stream {
+            false => {
+                let response = fake.chat(&body, None).await;
+                let choice = &response.body["choices"][0];
+                assert_eq!(choice["finish_reason"], "tool_calls", "{choice}");
+                assert_eq!(choice["message"]["tool_calls"].as_array().map(Vec::len), Some(1), "{choice}");
+            }
+            true => {
+                let (events, complete) = fake.stream(CHAT, &body).await;
+                assert!(
+                    complete && events.iter().any(|event| event.contains("\"tool_calls\"")),
+                    "{events:?}"
+                );
+                assert!(!events.iter().any(|event| event.contains("Bregenz")), "{events:?}");
+            }
+        }
+        assert_eq!(finish_reasons(&fake).await, json!(["end"]), "the turn is complete");
+    }
+}
+
+/// Llama writes calls without a marker: what follows the object is no part of the call.
+#[tokio::test]
+async fn tools_bare_call_ends_the_answer() {
+    let call = r#"{"name": "weather", "parameters": {"town": "Lindau"}}"#;
+    for (answer, calls) in
+        [(format!("{call}\nNow I wait for the result"), 1), (format!("{call}; {call} Now I wait"), 2)]
+    {
+        let mut template = ChatTemplate::chatml();
+        template.tools.call = CallFormat {
+            open: String::new(),
+            separator: "; ".into(),
+            close: String::new(),
+            arguments_key: "parameters".into(),
+        };
+        let fake =
+            FakeServer::with_options(FakeOptions { template, context: 2000, ..FakeOptions::default() });
+        fake.script_answers(&[&answer]);
+        let response = fake.chat(&question(), None).await;
+        let choice = &response.body["choices"][0];
+        assert_eq!(choice["finish_reason"], "tool_calls", "{choice}");
+        assert_eq!(choice["message"]["tool_calls"].as_array().map(Vec::len), Some(calls), "{choice}");
+        assert_eq!(finish_reasons(&fake).await, json!(["end"]), "{answer}");
+        let tokens = response.body["usage"]["completion_tokens"].as_u64().expect("a number");
+        let call_tokens = call.split([' ', '\n']).count() as u64;
+        assert_eq!(tokens, call_tokens * calls as u64 + 1, "one token showed that the calls are over");
+    }
 }
 
 #[tokio::test]

@@ -173,9 +173,9 @@ impl Model for ScriptedModel {
                 chunk_start: step == 0,
             });
             text.push_str(word);
-            if listen(ModelStep::Token(&token, row.as_deref().map(AttentionRow::from_mean))) == StepFlow::Stop
-            {
-                return Ok(FinishReason::Cancelled);
+            let flow = listen(ModelStep::Token(&token, row.as_deref().map(AttentionRow::from_mean)));
+            if let Some(reason) = flow.finish_reason() {
+                return Ok(reason);
             }
             if sampling.stop.iter().any(|s| text.ends_with(s.as_str())) {
                 return Ok(FinishReason::StopSequence);
