@@ -13,6 +13,8 @@ use halo_core::model::{FinishReason, Sampling};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Names the conversation, in requests and in responses.
@@ -76,11 +78,12 @@ impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for Op
     }
 }
 
-/// A unique id for a response.
+/// A unique id for a response. Servers that share a store differ in the random number.
 pub(super) fn response_id(kind: &str) -> String {
     static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+    static PROCESS: LazyLock<u16> = LazyLock::new(|| RandomState::new().hash_one(0) as u16);
     let (now, n) = (jiff::Timestamp::now().as_microsecond(), NEXT_ID.fetch_add(1, Ordering::Relaxed));
-    format!("{kind}-{now:x}{n:04x}")
+    format!("{kind}-{now:x}{:04x}{n:04x}", *PROCESS)
 }
 
 pub(super) fn unix_seconds() -> i64 {

@@ -323,3 +323,103 @@ async fn response_parameters_are_forgotten() {
     let read = fake.get(&path).await.json();
     assert_eq!((&read["metadata"], &read["instructions"]), (&json!({}), &Value::Null), "{read}");
 }
+
+/// Vercel's AI SDK sends the answers of its history as references.
+#[tokio::test]
+async fn responses_resolve_references_to_items() {
+    let fake = FakeServer::in_memory();
+    let answer = format!("I look. {CALL}");
+    fake.script_answers(&[&answer, "It is noon.", "You are welcome."]);
+    let question = json!({ "role": "user", "content": "What time is it?" });
+    let first = create(&fake, json!({ "input": [question], "tools": clock() })).await;
+    let (message, call) = (&first["output"][0], &first["output"][1]);
+    assert_eq!((&message["type"], &call["type"]), (&json!("message"), &json!("function_call")), "{first}");
+    let reference = |item: &Value| json!({ "type": "item_reference", "id": item["id"] });
+    let output = json!({ "type": "function_call_output", "call_id": call["call_id"], "output": "12:00" });
+    let history = [question, reference(message), json!({ "id": call["id"] }), output];
+    let second = create(&fake, json!({ "input": history, "tools": clock() })).await;
+    assert_eq!(second["output"][0]["content"][0]["text"], "It is noon.");
+    let window = fake.script().windows[1].clone();
+    assert!(window.contains("I look.") && window.contains("tool: 12:00"), "{window}");
+    assert_eq!(window.matches("\"name\": \"clock\"").count(), 1, "{window}");
+    let (_, all) = fake.halo_api("GET", "/conversations", None).await;
+    assert_eq!(all.as_array().map(Vec::len), Some(1), "the history is known: {all}");
+    // The message of an input, and an answer that the previous response continues already.
+    let thanks = json!({ "role": "user", "content": "Thanks." });
+    let input = json!([reference(&second["output"][0]), thanks]);
+    create(&fake, json!({ "input": input, "previous_response_id": second["id"] })).await;
+    let window = fake.script().windows[2].clone();
+    assert_eq!(window.matches("It is noon.").count(), 1, "{window}");
+    let item = input_items(&fake, &first).await.remove(0);
+    fake.script_answers(&["Noon, as I said."]);
+    let again = create(&fake, json!({ "input": [reference(&item)], "store": false })).await;
+    assert_eq!(again["status"], "completed", "{again}");
+    let window = fake.script().windows[3].clone();
+    assert!(window.ends_with("user: What time is it?\n"), "{window}");
+}
+
+#[tokio::test]
+async fn responses_name_references_to_unknown_items() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&["Good day."]);
+    let response = create(&fake, json!({ "input": "Hello" })).await;
+    let id = response["output"][0]["id"].as_str().expect("an id").to_owned();
+    let ask = async |id: &str| {
+        let input = json!([{ "role": "user", "content": "Hi" }, { "type": "item_reference", "id": id }]);
+        let response = fake.post(RESPONSES, &json!({ "input": input })).await;
+        let error = response.json()["error"].clone();
+        (response.status, error["param"].clone(), error["message"].as_str().unwrap_or_default().to_owned())
+    };
+    for unknown in ["msg_0_0", "fc_12_3", "rs_7_0", &id.replace("msg_", "fc_"), &format!("{id}x")] {
+        let (status, param, message) = ask(unknown).await;
+        assert_eq!((status, param), (404, json!("input")), "{unknown}: {message}");
+        assert!(message.contains("input[1]") && message.contains(unknown), "{message}");
+    }
+    let (status, param, message) = ask("x").await;
+    assert_eq!((status, param), (400, json!("input")), "{message}");
+    assert!(message.contains("input[1]"), "{message}");
+    let path = format!("{RESPONSES}/{}", response["id"].as_str().expect("an id"));
+    assert_eq!(fake.request("DELETE", &path, &[], "").await.status, 200);
+    assert_eq!(ask(&id).await.0, 404, "the response was deleted");
+}
+
+#[tokio::test]
+async fn responses_items_have_unique_ids() {
+    let fake = FakeServer::in_memory();
+    let unknown = CALL.replace("clock", "rm");
+    fake.script_answers(&[
+        &format!("I look. {CALL}\n{CALL}"),
+        "Well.",
+        &format!("I look. {CALL}\n{unknown}"),
+    ]);
+    let first = create(&fake, json!({ "input": "What time is it?", "tools": clock() })).await;
+    let second = json!({ "input": [
+        { "role": "user", "content": "What time is it?" },
+        { "type": "function_call", "call_id": "c1", "name": "clock", "arguments": "{}" },
+        { "type": "function_call_output", "call_id": "c1", "output": "12:00" },
+    ], "tools": clock(), "conversation": "other" });
+    let second = create(&fake, second).await;
+    let body = json!({ "input": "And what time is it now?", "tools": clock(), "stream": true });
+    let events = stream(&fake, &body).await;
+    let streamed = events[events.len() - 1]["response"].clone();
+    assert_eq!(streamed["output"].as_array().map(Vec::len), Some(3), "text, a call, and text: {streamed}");
+    let mut ids = Vec::new();
+    for response in [&first, &second, &streamed] {
+        let output = response["output"].as_array().expect("a list").clone();
+        for item in output.into_iter().chain(input_items(&fake, response).await) {
+            ids.push(item["id"].as_str().expect("an id").to_owned());
+        }
+    }
+    let count = ids.len();
+    ids.sort();
+    ids.dedup();
+    assert_eq!((ids.len(), count), (count, 12), "{ids:?}");
+    // The events of an item have its id, and its own text.
+    let done = events.iter().filter(|event| event["type"] == "response.output_text.done");
+    let texts: Vec<(&Value, &Value)> = done.map(|event| (&event["item_id"], &event["text"])).collect();
+    let expected = [0, 2].map(|n| {
+        let item = &streamed["output"][n];
+        (&item["id"], &item["content"][0]["text"])
+    });
+    assert_eq!(texts, expected);
+}

@@ -97,9 +97,9 @@ impl ResponseFormat {
         json!({ "type": "reasoning", "id": self.item_id("rs", 0), "status": status, "summary": [], "content": content })
     }
 
-    pub fn message_item(&self, status: &str, content: &[Value]) -> Value {
+    pub fn message_item(&self, status: &str, index: usize, content: &[Value]) -> Value {
         json!({
-            "type": "message", "id": self.item_id("msg", 0), "status": status, "role": "assistant", "content": content,
+            "type": "message", "id": self.item_id("msg", index), "status": status, "role": "assistant", "content": content,
         })
     }
 
@@ -117,7 +117,7 @@ impl ResponseFormat {
             items.push(self.reasoning_item("completed", &answer.reasoning));
         }
         if !answer.text.is_empty() || (answer.calls.is_empty() && answer.reasoning.is_empty()) {
-            items.push(self.message_item(status, &[text_part(&answer.text)]));
+            items.push(self.message_item(status, 0, &[text_part(&answer.text)]));
         }
         let calls = answer.calls.iter().enumerate();
         items.extend(calls.map(|(n, call)| self.call_item(status, n, call)));

@@ -2,20 +2,21 @@
 //! follow it.
 
 mod format;
+mod input_items;
+mod item_reference;
 mod record;
 mod request;
 mod stream;
 
 use super::chat::{NOT_STORED, run_to_end, set_conversation_header};
 use super::chat_request::{ChatParseContext, ParsedChatRequest};
-use super::chat_response::call_id;
 use super::chat_target::ChatTarget;
 use super::chat_turn::{ChatTurn, ChatTurnResult, TurnRecorder, submit_chat_turn};
 use super::dispatch::{dispatch_after, dispatch_chat};
 use super::protocol::{CONVERSATION_HEADER, OpenAiJson, OpenAiResult, error_event};
 use super::unstored_chat::{UnstoredAnswer, answer_unstored, generate_unstored};
 use crate::app::App;
-use crate::error::{ErrorResponse, spawn_blocking};
+use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
 use crate::session_job::run_in_session;
 use crate::sse::{spawn_sse_stream, sse_channel};
 use axum::extract::{Path, Query, State};
@@ -26,14 +27,15 @@ use axum::{Json, Router};
 use format::{ResponseFormat, ResponseUsage, status_name};
 use halo_core::answer_parser::{AnswerDelta, AnswerMarkers, AnswerParts};
 use halo_core::store::RecordKind;
-use halo_core::token::{Role, TurnId};
+use halo_core::token::Role;
 use halo_engine::conversation::load_messages;
+use input_items::input_items;
+use item_reference::{has_references, resolve_references};
 use parking_lot::Mutex;
 use record::{ResponseRecord, find_response, kept_ids};
 use request::CreateResponse;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use stream::ResponseStream;
 
@@ -49,6 +51,7 @@ async fn create_response(
     headers: HeaderMap,
     OpenAiJson(body): OpenAiJson<CreateResponse>,
 ) -> OpenAiResult<Response> {
+    let body = with_referenced_items(&app, body).await?;
     let request = body.parse(&ChatParseContext::new(&app))?;
     let target = ChatTarget::of_request(&app, &headers, body.store, &request).await?;
     let target = body.in_conversation(target)?;
@@ -92,6 +95,22 @@ async fn create_response(
     };
     set_conversation_header(&mut response, &name);
     Ok(response)
+}
+
+/// The request with the items that it refers to by their ids.
+async fn with_referenced_items(app: &Arc<App>, mut body: CreateResponse) -> ApiResult<CreateResponse> {
+    if !has_references(body.input.as_ref()) {
+        return Ok(body);
+    }
+    let app = Arc::clone(app);
+    spawn_blocking(move || {
+        let previous = body.previous_response_id.as_deref();
+        let previous = previous.map(|id| find_response(&app, id)).transpose()?;
+        let input = body.input.take().unwrap_or_default();
+        body.input = Some(resolve_references(&app, &input, previous.as_ref())?);
+        Ok(body)
+    })
+    .await
 }
 
 fn tools_json(request: &ParsedChatRequest) -> Value {
@@ -226,14 +245,19 @@ async fn complete_unstored(
 async fn get_response(State(app): State<Arc<App>>, Path(id): Path<String>) -> OpenAiResult<Json<Value>> {
     let response = spawn_blocking(move || {
         let (name, record) = find_response(&app, &id)?;
-        let messages = app.with_reader(|store| load_messages(store, &name, record.turn..=record.turn))?;
-        let text = messages.into_iter().map(|(_, _, text)| text).next();
-        let gone = || ErrorResponse::not_found(format!("the text of the response '{id}' was deleted"));
-        let answer = parse_stored(&app, &text.ok_or_else(gone)?);
+        let answer = stored_answer(&app, &id, &name, &record)?;
         let format = ResponseFormat::stored(&app, &id, &record);
         Ok(finished(&format, &answer, &record.status, record.usage))
     });
     Ok(Json(response.await?))
+}
+
+/// The answer of a response, from the timeline.
+fn stored_answer(app: &App, id: &str, name: &str, record: &ResponseRecord) -> ApiResult<AnswerParts> {
+    let messages = app.with_reader(|store| load_messages(store, name, record.turn..=record.turn))?;
+    let text = messages.into_iter().map(|(_, _, text)| text).next();
+    let gone = || ErrorResponse::not_found(format!("the text of the response '{id}' was deleted"));
+    Ok(parse_stored(app, &text.ok_or_else(gone)?))
 }
 
 /// Splits a stored answer. Any function may have been called in it.
@@ -284,10 +308,7 @@ async fn list_input_items(
     let ascending = params.order.as_deref() == Some("asc");
     let items = spawn_blocking(move || {
         let (name, record) = find_response(&app, &id)?;
-        let Some(last) = record.turn.0.checked_sub(1).map(TurnId) else { return Ok(Vec::new()) };
-        let messages = app.with_reader(|store| load_messages(store, &name, record.first..=last))?;
-        let mut format = InputItemFormat { app: &app, response: &id, ids: &record.call_ids, calls: (0, 0) };
-        Ok(messages.iter().flat_map(|(turn, role, text)| format.items(*turn, *role, text)).collect())
+        input_items(&app, &name, &id, &record)
     });
     let mut items: Vec<Value> = items.await?;
     if !ascending {
@@ -300,57 +321,4 @@ async fn list_input_items(
     Ok(Json(json!({
         "object": "list", "data": items, "first_id": first, "last_id": last, "has_more": has_more,
     })))
-}
-
-/// Writes the messages of a request as items.
-struct InputItemFormat<'a> {
-    app: &'a App,
-    response: &'a str,
-    /// The ids of calls that are known, by turn.
-    ids: &'a BTreeMap<u32, Vec<String>>,
-    /// The turn of the last calls, and how many of them have a result.
-    calls: (u32, usize),
-}
-
-impl InputItemFormat<'_> {
-    /// The id of a call: the one that the client knows, or one that is made of its turn.
-    fn call_id(&self, turn: TurnId, caller: u32, index: usize) -> String {
-        let place = if turn.0 == caller { index } else { 0 };
-        let known = self.ids.get(&turn.0).and_then(|ids| ids.get(place)).cloned();
-        known.unwrap_or_else(|| call_id(&format!("turn_{caller}"), index))
-    }
-
-    fn items(&mut self, turn: TurnId, role: Role, text: &str) -> Vec<Value> {
-        let id = format!("msg_{}_{}", self.response.trim_start_matches("resp_"), turn.0);
-        let message = |role: &str, part: &str, text: &str| {
-            let content = json!([{ "type": part, "text": text }]);
-            json!({ "type": "message", "id": id, "status": "completed", "role": role, "content": content })
-        };
-        match role {
-            Role::System | Role::User => vec![message(role.name(), "input_text", text)],
-            Role::Tool => {
-                let (caller, answered) = self.calls;
-                self.calls.1 += 1;
-                let call_id = self.call_id(turn, caller, answered);
-                vec![json!({
-                    "type": "function_call_output", "id": id, "status": "completed", "call_id": call_id, "output": text,
-                })]
-            }
-            Role::Assistant => {
-                let answer = parse_stored(self.app, text);
-                self.calls = (turn.0, 0);
-                let mut items = Vec::new();
-                if !answer.text.is_empty() {
-                    items.push(message("assistant", "output_text", &answer.text));
-                }
-                items.extend(answer.calls.iter().enumerate().map(|(n, call)| {
-                    json!({
-                        "type": "function_call", "id": format!("fc_{}_{n}", turn.0), "status": "completed",
-                        "call_id": self.call_id(turn, turn.0, n), "name": call.name, "arguments": call.arguments,
-                    })
-                }));
-                items
-            }
-        }
-    }
 }

@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 /// A request. Its sampling parameters are among the other fields.
 #[derive(Deserialize)]
 pub(super) struct CreateResponse {
-    input: Option<Value>,
+    pub input: Option<Value>,
     pub instructions: Option<String>,
     pub previous_response_id: Option<String>,
     pub store: Option<bool>,
@@ -277,8 +277,8 @@ fn parse_items(items: &[Value]) -> ApiResult<Vec<InputMessage>> {
             }
             other => {
                 let message = format!(
-                    "{place}: an item of type {other} is not supported; send messages, function_call and \
-                     function_call_output items"
+                    "{place}: an item of type {other} is not supported; send messages, function_call, \
+                     function_call_output and item_reference items"
                 );
                 return Err(ErrorResponse::invalid_parameter("input", message));
             }

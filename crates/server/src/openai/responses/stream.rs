@@ -14,6 +14,8 @@ pub(super) struct ResponseStream {
     started: bool,
     open: Option<OpenItem>,
     answer: AnswerParts,
+    /// How many messages are complete, and where the text of the next one begins in the answer.
+    messages: (usize, usize),
     /// The items that are complete.
     output: Vec<Value>,
 }
@@ -21,14 +23,15 @@ pub(super) struct ResponseStream {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OpenItem {
     Reasoning,
-    Message,
+    /// The number of the message: text after a call is another one.
+    Message(usize),
     Call(usize),
 }
 
 impl ResponseStream {
     pub fn new(format: ResponseFormat) -> Self {
         let (answer, output) = (AnswerParts::default(), Vec::new());
-        Self { format, sequence: 0, started: false, open: None, answer, output }
+        Self { format, sequence: 0, started: false, open: None, answer, messages: (0, 0), output }
     }
 
     fn send(&mut self, out: &SseSender, name: &str, mut fields: Value) {
@@ -55,7 +58,7 @@ impl ResponseStream {
         for delta in deltas {
             let item = match delta {
                 AnswerDelta::Reasoning(_) => OpenItem::Reasoning,
-                AnswerDelta::Text(_) => OpenItem::Message,
+                AnswerDelta::Text(_) => OpenItem::Message(self.messages.0),
                 AnswerDelta::CallStart { index, .. } | AnswerDelta::CallArguments { index, .. } => {
                     OpenItem::Call(*index)
                 }
@@ -75,7 +78,7 @@ impl ResponseStream {
             };
             let mut fields = self.place(item);
             fields["delta"] = text.as_str().into();
-            if item == OpenItem::Message {
+            if matches!(item, OpenItem::Message(_)) {
                 fields["logprobs"] = json!([]);
             }
             self.send(out, name, fields);
@@ -90,19 +93,24 @@ impl ResponseStream {
             OpenItem::Reasoning => {
                 json!({ "item_id": self.format.item_id("rs", 0), "output_index": index, "content_index": 0 })
             }
-            OpenItem::Message => {
-                json!({ "item_id": self.format.item_id("msg", 0), "output_index": index, "content_index": 0 })
+            OpenItem::Message(n) => {
+                json!({ "item_id": self.format.item_id("msg", n), "output_index": index, "content_index": 0 })
             }
             OpenItem::Call(n) => json!({ "item_id": self.format.item_id("fc", n), "output_index": index }),
         }
+    }
+
+    /// The text of the open message.
+    fn message_text(&self) -> &str {
+        self.answer.text.get(self.messages.1..).unwrap_or_default()
     }
 
     fn item(&self, item: OpenItem, status: &str, is_new: bool) -> Value {
         match item {
             OpenItem::Reasoning if is_new => self.format.reasoning_item(status, ""),
             OpenItem::Reasoning => self.format.reasoning_item(status, &self.answer.reasoning),
-            OpenItem::Message if is_new => self.format.message_item(status, &[]),
-            OpenItem::Message => self.format.message_item(status, &[text_part(&self.answer.text)]),
+            OpenItem::Message(n) if is_new => self.format.message_item(status, n, &[]),
+            OpenItem::Message(n) => self.format.message_item(status, n, &[text_part(self.message_text())]),
             OpenItem::Call(n) => {
                 self.answer.calls.get(n).map_or(Value::Null, |call| self.format.call_item(status, n, call))
             }
@@ -114,7 +122,7 @@ impl ResponseStream {
         let added =
             json!({ "output_index": self.output.len(), "item": self.item(item, "in_progress", true) });
         self.send(out, "response.output_item.added", added);
-        if item == OpenItem::Message {
+        if matches!(item, OpenItem::Message(_)) {
             let mut part = self.place(item);
             part["part"] = text_part("");
             self.send(out, "response.content_part.added", part);
@@ -129,12 +137,12 @@ impl ResponseStream {
                 done["text"] = self.answer.reasoning.as_str().into();
                 self.send(out, "response.reasoning_text.done", done);
             }
-            OpenItem::Message => {
+            OpenItem::Message(_) => {
                 let mut part = done.clone();
-                done["text"] = self.answer.text.as_str().into();
+                done["text"] = self.message_text().into();
                 done["logprobs"] = json!([]);
                 self.send(out, "response.output_text.done", done);
-                part["part"] = text_part(&self.answer.text);
+                part["part"] = text_part(self.message_text());
                 self.send(out, "response.content_part.done", part);
             }
             OpenItem::Call(n) => {
@@ -144,13 +152,16 @@ impl ResponseStream {
                 self.send(out, "response.function_call_arguments.done", done);
             }
         }
-        let item = self.item(item, status, false);
+        let closed = self.item(item, status, false);
+        if let OpenItem::Message(n) = item {
+            self.messages = (n + 1, self.answer.text.len());
+        }
         self.send(
             out,
             "response.output_item.done",
-            json!({ "output_index": self.output.len(), "item": item }),
+            json!({ "output_index": self.output.len(), "item": closed }),
         );
-        self.output.push(item);
+        self.output.push(closed);
     }
 
     /// Ends the open item and the response.
@@ -164,7 +175,7 @@ impl ResponseStream {
         self.push(out, withheld);
         let status = status_name(finish);
         if self.open.is_none() && self.output.is_empty() {
-            self.open_item(out, OpenItem::Message);
+            self.open_item(out, OpenItem::Message(0));
         }
         self.close_item(out, status);
         let response = self.format.object(status, &self.output, Some(usage));
