@@ -56,6 +56,9 @@ pub trait Backend: Send + Sync {
     /// conversation without messages is stored with its first message.
     fn choose_model(&self, conversation: &str, model: Option<&str>) -> Result<(), Error>;
 
+    /// A handle to the model that a conversation has chosen, which is loaded if it is not; none: it uses the one of the program.
+    fn chosen_model(&self, conversation: &str) -> Result<Option<Box<dyn Model + Send>>, Error>;
+
     /// A store for reading, concurrently with writers.
     fn open_reader(&self) -> Result<Box<dyn Store + Send>, Error>;
 

@@ -238,7 +238,7 @@ impl CliBackend {
     }
 
     /// The model that a conversation has chosen; none: the one that the program was started with.
-    fn chosen_model(&self, store: &mut dyn Store, conversation: &str) -> Result<Option<String>, Error> {
+    fn chosen_name(&self, store: &mut dyn Store, conversation: &str) -> Result<Option<String>, Error> {
         match ChatOptions::load(store, conversation)?.model {
             None => Ok(self.unsaved_choices.lock().get(conversation).cloned()),
             chosen => Ok(chosen),
@@ -308,7 +308,7 @@ impl Backend for CliBackend {
         let mut store = self.env.open_store().map_err(backend_error("opening the store"))?;
         let settings = self.current_settings();
         let embedder = self.embedder().filter(|_| settings.recall_mode != SearchMode::Lexical);
-        let chosen = self.chosen_model(&mut store, name)?;
+        let chosen = self.chosen_name(&mut store, name)?;
         let model = self.connect_chosen(chosen.as_deref())?;
         let rules = wiring::conversation_rules(&settings);
         let mut session = Session::open(Box::new(store), model, embedder, name, rules, progress)?;
@@ -350,12 +350,17 @@ impl Backend for CliBackend {
         Ok(())
     }
 
+    fn chosen_model(&self, conversation: &str) -> Result<Option<Box<dyn Model + Send>>, Error> {
+        let chosen = self.chosen_name(&mut *self.open_reader()?, conversation)?;
+        chosen.map(|name| self.connect_chosen(Some(&name))).transpose()
+    }
+
     fn open_session_read_only(&self, name: &str, indexing: SearchIndexing) -> Result<Session, Error> {
         let settings = self.current_settings();
         let embedder = self.embedder().filter(|_| settings.recall_mode != SearchMode::Lexical);
         let mut store = self.open_reader()?;
         // A conversation can be read while its model is missing, and no model is loaded to read one.
-        let chosen = self.chosen_model(&mut *store, name)?.and_then(|chosen| self.models.find(&chosen));
+        let chosen = self.chosen_name(&mut *store, name)?.and_then(|chosen| self.models.find(&chosen));
         let model = self.models.connect(chosen.as_ref().unwrap_or(self.models.default_model()))?;
         Session::open_read_only(store, model, embedder, name, wiring::conversation_rules(&settings), indexing)
     }

@@ -34,13 +34,13 @@ pub(super) async fn chat_completions(
     let target = ChatTarget::of_request(&app, &headers, body.store, &request).await?;
     let (stream, include_usage) = (body.params.stream()?, body.params.include_usage()?);
     let format = ChatResponse::new(&app, body.tools.is_legacy(), request.logprobs.clone());
-    let ChatTarget::Conversation { name, place } = target else {
+    let ChatTarget::Conversation { name, place, check } = target else {
         let mut response = complete_unstored(app, request, format, stream.then_some(include_usage)).await?;
         set_conversation_header(&mut response, NOT_STORED);
         return Ok(response);
     };
     let others = (request.choice_count > 1).then(|| request.clone());
-    let turn = ChatTurn::dispatch(Arc::clone(&app), name, request, place).await?;
+    let turn = ChatTurn::dispatch(Arc::clone(&app), name, request, (place, check)).await?;
     let name = turn.conversation().to_owned();
     let mut response = match (others, stream) {
         (None, true) => stream_turn(turn, format, include_usage).await?,

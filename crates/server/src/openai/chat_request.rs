@@ -8,7 +8,7 @@ use crate::error::{ApiResult, ErrorResponse};
 use crate::sampling::{LogprobBuffer, RequestedParameters, RequestedSampling};
 use halo_core::model::{ChatTemplate, OutputConstraint, Sampling};
 use halo_core::token::Role;
-use halo_core::tool_call::{FunctionCall, ToolDefinition};
+use halo_core::tool_call::{CallFormat, FunctionCall, ToolDefinition};
 use halo_engine::align::SentMessage;
 use serde::Deserialize;
 use serde_json::Value;
@@ -198,6 +198,13 @@ impl ParsedChatRequest {
         }
         let logprobs = LogprobBuffer::new(sampling.logprobs.is_some());
         Ok(Self { tools: definitions, sampling, parameters, logprobs, choice_count: 1, ..self })
+    }
+
+    /// Sets how the model that answers writes calls.
+    pub fn set_call_format(&mut self, format: &CallFormat) {
+        if let Some(OutputConstraint::ToolCalls(options)) = &mut self.sampling.constraint {
+            options.format = format.clone();
+        }
     }
 
     /// The request of another choice: its seed differs, and its log-probabilities are its own.

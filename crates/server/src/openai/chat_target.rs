@@ -1,11 +1,11 @@
-//! What the routes for chats do with every request before its turn: a place in the queue, the conversation, and the checks of the
-//! model.
+//! What the routes for chats do with every request before its turn: a place in the queue, the name of its conversation, and the
+//! check of the default model.
 
 use super::chat::{NOT_STORED, conversation_name};
 use super::chat_request::ParsedChatRequest;
+use super::model_check::ModelCheck;
 use crate::app::App;
 use crate::error::ApiResult;
-use crate::sampling::check_supported;
 use axum::http::HeaderMap;
 use halo_engine::scheduler::QueuePlace;
 use std::sync::Arc;
@@ -18,6 +18,8 @@ pub(super) enum ChatTarget {
         /// The name that the client has chosen.
         name: Option<String>,
         place: QueuePlace,
+        /// For its model, once it is found.
+        check: ModelCheck,
     },
 }
 
@@ -31,10 +33,10 @@ impl ChatTarget {
     ) -> ApiResult<Self> {
         let place = app.reserve_queue_place()?;
         let name = conversation_name(headers)?;
-        check_supported(app, &request.parameters, request.sampling.constraint.as_ref()).await?;
+        let check = ModelCheck::new(app, request).await;
         match store == Some(false) || name.as_deref() == Some(NOT_STORED) {
-            true => Ok(Self::Unstored),
-            false => Ok(Self::Conversation { name, place }),
+            true => check.of_default_model().map(|()| Self::Unstored),
+            false => Ok(Self::Conversation { name, place, check }),
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::answer_reader::AnswerReader;
 use super::chat_request::ParsedChatRequest;
 use super::dispatch::{DispatchPlan, DispatchedChat, TailAction, dispatch_chat};
+use super::model_check::ModelCheck;
 use super::protocol::CONVERSATION_HEADER;
 use crate::app::App;
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
@@ -37,11 +38,11 @@ impl ChatTurn {
     pub async fn dispatch(
         app: Arc<App>,
         name: Option<String>,
-        request: ParsedChatRequest,
-        place: QueuePlace,
+        mut request: ParsedChatRequest,
+        (place, check): (QueuePlace, ModelCheck),
     ) -> ApiResult<Self> {
         spawn_blocking(move || {
-            let dispatched = dispatch_chat(&app, name.as_deref(), &request)?;
+            let dispatched = dispatch_chat(&app, name.as_deref(), &mut request, &check)?;
             let handle = app.open_or_create_conversation(CONVERSATION_HEADER, &dispatched.name)?;
             Ok(Self { app, handle, dispatched, request, place, record: None })
         })

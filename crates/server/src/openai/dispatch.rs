@@ -2,6 +2,7 @@
 //! (`halo_engine::lookup`). Only the last exchange is ever replaced, and it becomes a variant.
 
 use super::chat_request::ParsedChatRequest;
+use super::model_check::ModelCheck;
 use super::protocol::CONVERSATION_HEADER;
 use crate::app::{App, check_conversation_name};
 use crate::chat_dispatcher::InFlightRequest;
@@ -11,8 +12,10 @@ use halo_core::store::Access;
 use halo_core::token::{Role, TurnId};
 use halo_engine::align::{AlignVerdict, Alignment, SentMessage};
 use halo_engine::branch::BranchPoint;
+use halo_engine::chat_options::ChatOptions;
 use halo_engine::lookup::{AlignOptions, ConversationMatch, align_with_conversation, find_conversation};
 use halo_engine::title::conversation_title;
+use parking_lot::MutexGuard;
 use std::collections::BTreeSet;
 
 /// The conversation of a request, and what the request changes there.
@@ -81,7 +84,8 @@ struct AlignRequest<'a> {
 pub(super) fn dispatch_chat(
     app: &App,
     name: Option<&str>,
-    request: &ParsedChatRequest,
+    request: &mut ParsedChatRequest,
+    check: &ModelCheck,
 ) -> ApiResult<DispatchedChat> {
     let is_answered = |message: &SentMessage| matches!(message.role, Role::User | Role::Tool);
     let without_user_message = !request.messages.last().is_some_and(is_answered);
@@ -89,16 +93,24 @@ pub(super) fn dispatch_chat(
     if without_user_message {
         messages.push(SentMessage::new(Role::User, NO_USER_MESSAGE.to_owned()));
     }
+    let system = request.system.clone();
     let align = AlignRequest {
         messages,
-        system: request.system.as_deref(),
+        system: system.as_deref(),
         default_system: app.backend.rules().system_prompt,
         without_user_message,
     };
-    let _guard = app.dispatcher.lock();
-    let (name, plan) = match name {
-        Some(name) => (name.to_owned(), plan_for_named(app, name, &align)?),
-        None => find_or_create(app, &align, &request.messages)?,
+    let (_guard, name, plan) = match name {
+        Some(name) => {
+            check.apply(app, Some(name), request)?;
+            let guard = app.dispatcher.lock();
+            (guard, name.to_owned(), plan_for_named(app, name, &align)?)
+        }
+        None => {
+            let (guard, found) = find_checked(app, &align, request, check)?;
+            let (name, plan) = continue_or_create(app, &align, found, &request.messages)?;
+            (guard, name, plan)
+        }
     };
     let in_flight = app.dispatcher.register(&name);
     Ok(DispatchedChat { name, plan, in_flight })
@@ -162,16 +174,49 @@ fn plan_for_named(app: &App, name: &str, request: &AlignRequest<'_>) -> ApiResul
     Ok(plan)
 }
 
-/// The conversation that the history of the request belongs to: an existing one, a new branch of it, or a new one.
-fn find_or_create(
+/// The conversation that the history of the request belongs to, whose model supports the request; and the dispatcher, locked.
+fn find_checked<'a>(
+    app: &'a App,
+    align: &AlignRequest<'_>,
+    request: &mut ParsedChatRequest,
+    check: &ModelCheck,
+) -> ApiResult<(MutexGuard<'a, ()>, Option<ConversationMatch>)> {
+    let mut checked = None;
+    loop {
+        let guard = app.dispatcher.lock();
+        let found = app.with_reader(|store| {
+            let found = find_conversation(store, &align.messages, align.system, &align.default_system)?;
+            let chosen = match &found {
+                None => None,
+                Some(found) => ChatOptions::load(store, &found.name)?.model.map(|_| found.name.clone()),
+            };
+            Ok((found, chosen))
+        });
+        let (found, chosen) = found?;
+        match chosen {
+            None => {
+                check.apply(app, None, request)?;
+                return Ok((guard, found));
+            }
+            chosen if chosen == checked => return Ok((guard, found)),
+            // Its model may have to be loaded, and other requests must not wait for that.
+            Some(name) => {
+                drop(guard);
+                check.apply(app, Some(&name), request)?;
+                checked = Some(name);
+            }
+        }
+    }
+}
+
+/// Where the request continues: in the conversation that was found, in a new branch of it, or in a new one.
+fn continue_or_create(
     app: &App,
     request: &AlignRequest<'_>,
+    found: Option<ConversationMatch>,
     messages: &[SentMessage],
 ) -> ApiResult<(String, DispatchPlan)> {
     let new = || ApiResult::Ok((unused_name(app, &first_title(messages), " ")?, DispatchPlan::default()));
-    let found = app.with_reader(|store| {
-        find_conversation(store, &request.messages, request.system, &request.default_system)
-    })?;
     let Some(found) = found else { return new() };
     let plan = DispatchPlan::from_alignment(&found.alignment);
     match branch_decision(app, request, &found) {

@@ -49,7 +49,7 @@ pub(crate) async fn start_foreign_chat(
 ) -> ApiResult<StartedChat> {
     let request = parse_request(&app, chat)?;
     let target = ChatTarget::of_request(&app, headers, None, &request).await?;
-    let ChatTarget::Conversation { name, place } = target else {
+    let ChatTarget::Conversation { name, place, check } = target else {
         tokio::task::spawn_blocking(move || {
             let result = generate_unstored(&app, &request, &mut *on_progress);
             on_end(result.map(|UnstoredAnswer { answer, withheld, finish, usage, .. }| CompletedAnswer {
@@ -61,7 +61,7 @@ pub(crate) async fn start_foreign_chat(
         });
         return Ok(StartedChat(NOT_STORED.to_owned()));
     };
-    let turn = ChatTurn::dispatch(app, name, request, place).await?;
+    let turn = ChatTurn::dispatch(app, name, request, (place, check)).await?;
     let started = StartedChat(turn.conversation().to_owned());
     submit_chat_turn(turn, on_progress, move |result| {
         on_end(result.map(|ChatTurnResult { summary, usage, answer, withheld, .. }| CompletedAnswer {

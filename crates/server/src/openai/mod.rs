@@ -13,6 +13,7 @@ mod completions;
 mod dispatch;
 mod embeddings;
 mod foreign_chat;
+mod model_check;
 mod models;
 mod protocol;
 mod reasoning_params;

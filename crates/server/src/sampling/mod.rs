@@ -23,7 +23,7 @@ pub(crate) use parse::{RequestedSampling, parse_choice_count, parse_sampling};
 use crate::app::App;
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
 use halo_core::ErrorKind;
-use halo_core::model::{OutputConstraint, SamplingParameter};
+use halo_core::model::{Model, OutputConstraint, SamplingParameter};
 use std::sync::Arc;
 
 /// The parameters that a request sets to an effective value, with the names that it uses.
@@ -46,7 +46,7 @@ impl RequestedParameters {
     }
 }
 
-/// Checks that the model supports the parameters and can follow the constraint, before anything is stored.
+/// Checks that the default model supports the parameters and can follow the constraint, before anything is stored.
 pub(crate) async fn check_supported(
     app: &Arc<App>,
     requested: &RequestedParameters,
@@ -56,25 +56,28 @@ pub(crate) async fn check_supported(
         return Ok(());
     }
     let (app, requested, constraint) = (Arc::clone(app), requested.clone(), constraint.cloned());
-    spawn_blocking(move || {
-        let mut model = app.backend.model()?;
-        for (parameter, name) in requested.parameters {
-            if !model.supports(parameter) {
-                let message = format!("{name} is not supported by this remote model; leave it out");
-                return Err(ErrorResponse::invalid_parameter(name, message));
-            }
+    spawn_blocking(move || check_model(&mut *app.backend.model()?, &requested, constraint.as_ref())).await
+}
+
+/// Checks that a model supports the parameters and can follow the constraint. Blocks.
+pub(crate) fn check_model(
+    model: &mut dyn Model,
+    requested: &RequestedParameters,
+    constraint: Option<&OutputConstraint>,
+) -> ApiResult<()> {
+    for &(parameter, name) in &requested.parameters {
+        if !model.supports(parameter) {
+            let message = format!("{name} is not supported by this remote model; leave it out");
+            return Err(ErrorResponse::invalid_parameter(name, message));
         }
-        let Some(constraint) = constraint else { return Ok(()) };
-        let name = match &constraint {
-            OutputConstraint::ToolCalls(_) => "tools",
-            _ => requested.constraint.unwrap_or("response_format"),
-        };
-        model.check_constraint(&constraint).map_err(|e| match e.kind {
-            ErrorKind::InvalidInput => {
-                ErrorResponse::invalid_parameter(name, format!("{name}: {}", e.message))
-            }
-            _ => ErrorResponse::from(e),
-        })
+    }
+    let Some(constraint) = constraint else { return Ok(()) };
+    let name = match constraint {
+        OutputConstraint::ToolCalls(_) => "tools",
+        _ => requested.constraint.unwrap_or("response_format"),
+    };
+    model.check_constraint(constraint).map_err(|e| match e.kind {
+        ErrorKind::InvalidInput => ErrorResponse::invalid_parameter(name, format!("{name}: {}", e.message)),
+        _ => ErrorResponse::from(e),
     })
-    .await
 }

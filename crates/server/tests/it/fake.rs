@@ -22,8 +22,7 @@ use halo_core::token::{Brightness, TokenId, TurnId};
 use halo_core::{Error, ErrorKind};
 use halo_engine::branch::{self, BranchPoint};
 use halo_engine::chat_format::SpeakerNames;
-use halo_engine::chat_options::Persona;
-use halo_engine::chat_options::store_chosen_model;
+use halo_engine::chat_options::{ChatOptions, Persona, store_chosen_model};
 use halo_engine::forget::{CaptureDeletion, ForgetBackend};
 use halo_engine::recorder::AnswerRecorder;
 use halo_engine::rules::{AutoSizes, ConversationRules, ResurrectBrightness, ResurrectLimit};
@@ -68,6 +67,8 @@ pub struct FakeScript {
     pub windows: Vec<String>,
     /// Parameters that the model does not support.
     pub unsupported: Vec<SamplingParameter>,
+    /// Parameters that the model `other`, which conversations can choose, does not support.
+    pub unsupported_by_other: Vec<SamplingParameter>,
     /// The sampling parameters of all answers.
     pub samplings: Vec<Sampling>,
 }
@@ -79,6 +80,9 @@ pub enum FakeAnswer {
 
 /// The tokens that the model can turn back into text: the ids of all others are hashes of their texts.
 pub const KNOWN_TOKENS: [&str; 5] = ["Once", " upon", " a", " time", SPECIAL_TOKEN];
+
+/// The model that conversations can choose.
+const OTHER_MODEL: &str = "other";
 
 /// A control token, which clients do not see.
 pub const SPECIAL_TOKEN: &str = "<|end|>";
@@ -111,7 +115,11 @@ impl Model for FakeModel {
     }
 
     fn supports(&self, parameter: SamplingParameter) -> bool {
-        !self.script.lock().expect("the lock is not poisoned").unsupported.contains(&parameter)
+        let script = self.script.lock().expect("the lock is not poisoned");
+        match self.info.name.as_str() {
+            OTHER_MODEL => !script.unsupported_by_other.contains(&parameter),
+            _ => !script.unsupported.contains(&parameter),
+        }
     }
 
     fn generate(
@@ -219,6 +227,8 @@ pub struct FakeOptions {
     pub captures: FakeCaptures,
     /// The chat template of the model; the default writes nothing around messages.
     pub template: ChatTemplate,
+    /// The chat template of the model `other`, which conversations can choose.
+    pub other_template: ChatTemplate,
     /// What happens to readers that are opened now.
     pub reader_fault: Arc<Mutex<Option<ReaderFault>>>,
     pub forgetting: FakeForgetting,
@@ -259,6 +269,7 @@ impl Default for FakeOptions {
             vocab_size: 0,
             captures: FakeCaptures::default(),
             template: ChatTemplate::default(),
+            other_template: ChatTemplate::default(),
             reader_fault: Arc::default(),
             forgetting: FakeForgetting::default(),
         }
@@ -474,7 +485,7 @@ impl Backend for FakeBackend {
     fn open_session(&self, name: &str, progress: &mut dyn FnMut(usize, usize)) -> Result<Session, Error> {
         Session::open(
             self.options.store.open()?,
-            self.model()?,
+            self.chosen_model(name)?.map_or_else(|| self.model(), Ok)?,
             self.embedder(),
             name,
             self.rules(),
@@ -516,13 +527,26 @@ impl Backend for FakeBackend {
 
     fn load_model(&self, model: &str) -> Result<(), Error> {
         match model {
-            "other" => Ok(()),
+            OTHER_MODEL => Ok(()),
             _ => Err(Error::not_found("choosing a model", format!("there is no model {model}"))),
         }
     }
 
     fn choose_model(&self, conversation: &str, model: Option<&str>) -> Result<(), Error> {
         store_chosen_model(self.options.store.open()?, conversation, model)
+    }
+
+    fn chosen_model(&self, conversation: &str) -> Result<Option<Box<dyn Model + Send>>, Error> {
+        let mut store = self.options.store.open()?;
+        if store.find_conversation(conversation)?.is_none() {
+            return Ok(None);
+        }
+        let chosen = ChatOptions::load(&mut *store, conversation)?.model;
+        Ok(chosen.map(|name| {
+            let info =
+                ModelInfo { name, template: self.options.other_template.clone(), ..self.model.info.clone() };
+            Box::new(FakeModel { info, ..self.model.clone() }) as Box<dyn Model + Send>
+        }))
     }
 
     fn open_session_read_only(&self, name: &str, indexing: SearchIndexing) -> Result<Session, Error> {

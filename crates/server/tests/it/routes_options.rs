@@ -2,6 +2,8 @@
 
 use crate::chat::chat_body;
 use crate::fake::{FakeOptions, FakeServer};
+use halo_core::model::{ChatTemplate, SamplingParameter};
+use halo_core::tool_call::CallFormat;
 use serde_json::{Value, json};
 
 async fn call(fake: &FakeServer, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
@@ -116,4 +118,53 @@ async fn model_of_a_conversation_is_stored() {
     let (status, _) = call(&fake, "PUT", "/conversations/main/model", Some(json!({ "model": null }))).await;
     let (_, view) = call(&fake, "GET", "/conversations/main/options", None).await;
     assert_eq!((status, &view["model"]), (200, &Value::Null), "{view}");
+}
+
+/// A request is checked with the model of the conversation that it goes to, whether its header names it or its history.
+#[tokio::test]
+async fn requests_are_checked_with_the_model_of_their_conversation() {
+    let mut other_template = ChatTemplate::chatml();
+    other_template.tools.call = CallFormat {
+        open: "[CALLS]".into(),
+        separator: ", ".into(),
+        close: "[/CALLS]".into(),
+        arguments_key: "arguments".into(),
+    };
+    let fake =
+        FakeServer::with_options(FakeOptions { other_template, context: 2000, ..FakeOptions::default() });
+    fake.script().unsupported = vec![SamplingParameter::Dry];
+    fake.script().unsupported_by_other = vec![SamplingParameter::TopK];
+    fake.script_answers(&["Hello to you."]);
+    fake.chat(&chat_body(&["u Hello there, how are you?"]), Some("main")).await;
+    call(&fake, "PUT", "/conversations/main/model", Some(json!({ "model": "other" }))).await;
+    let dry = json!({ "dry_multiplier": 0.8 });
+    let top_k = json!({ "top_k": 7 });
+    let body = |fields: &Value| {
+        let mut body = chat_body(&["u Hello there, how are you?", "a Hello to you.", "u And now?"]);
+        body.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
+        body
+    };
+    for name in [None, Some("main")] {
+        let refused = fake.chat(&body(&top_k), name).await;
+        let error = &refused.body["error"];
+        assert_eq!((refused.status, &error["param"]), (400, &json!("top_k")), "{name:?}: {error}");
+        let answered = fake.chat(&body(&dry), name).await;
+        assert_eq!((answered.status, answered.conversation.as_str()), (200, "main"), "{}", answered.body);
+    }
+    // Another conversation has the default model.
+    for (fields, param, status) in [(&dry, json!("dry_multiplier"), 400), (&top_k, Value::Null, 200)] {
+        for name in [Some("new"), None] {
+            let mut body = body(fields);
+            body["messages"] = json!([{ "role": "user", "content": format!("Something else: {name:?}") }]);
+            let response = fake.chat(&body, name).await;
+            assert_eq!((response.status, &response.body["error"]["param"]), (status, &param), "{name:?}");
+        }
+    }
+    // Calls are read as the model of the conversation writes them.
+    let tools = json!({ "tools": [{ "type": "function", "function": { "name": "clock" } }] });
+    fake.script_answers(&["[CALLS]{\"name\": \"clock\", \"arguments\": {}}[/CALLS]"]);
+    let called = fake.chat(&body(&tools), Some("main")).await;
+    assert_eq!((called.status, called.conversation.as_str()), (200, "main"), "{}", called.body);
+    let function = &called.body["choices"][0]["message"]["tool_calls"][0]["function"];
+    assert_eq!(function["name"], "clock", "{}", called.body);
 }

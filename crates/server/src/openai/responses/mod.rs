@@ -57,7 +57,7 @@ async fn create_response(
     let target = body.in_conversation(target)?;
     let format = ResponseFormat::new(&app, &body, &tools_json(&request));
     let stream = body.stream == Some(true);
-    let ChatTarget::Conversation { name, place } = target else {
+    let ChatTarget::Conversation { name, place, check } = target else {
         if body.previous_response_id.is_some() {
             let message = "previous_response_id needs a stored response; leave out store: false";
             return Err(ErrorResponse::bad_request(message).into());
@@ -73,10 +73,12 @@ async fn create_response(
     let record = response_recorder(&app, &format, &request, previous.clone());
     let dispatcher = Arc::clone(&app);
     let turn = spawn_blocking(move || {
+        let mut request = request;
         let dispatched = match &previous {
-            None => dispatch_chat(&dispatcher, name.as_deref(), &request)?,
+            None => dispatch_chat(&dispatcher, name.as_deref(), &mut request, &check)?,
             Some(id) => {
                 let (name, record) = find_response(&dispatcher, id)?;
+                check.apply(&dispatcher, Some(&name), &mut request)?;
                 dispatch_after(&dispatcher, &name, record.turn)?
             }
         };

@@ -174,8 +174,8 @@ impl CreateResponse {
             ChatTarget::Conversation { name: Some(name), .. } if name != id => {
                 refuse("conversation differs from the header x-halo-conversation; leave one of them out")
             }
-            ChatTarget::Conversation { place, .. } => {
-                Ok(ChatTarget::Conversation { name: Some(id.to_owned()), place })
+            ChatTarget::Conversation { place, check, .. } => {
+                Ok(ChatTarget::Conversation { name: Some(id.to_owned()), place, check })
             }
         }
     }
