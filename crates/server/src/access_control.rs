@@ -2,7 +2,7 @@
 
 use crate::api_name::ApiName;
 use crate::app::App;
-use crate::client_address::{client_address, client_network};
+use crate::client_address::{ClientNetwork, client_address, client_network};
 use crate::error::ErrorResponse;
 use crate::llama_server;
 use crate::openai::CONVERSATION_HEADER;
@@ -137,11 +137,16 @@ async fn skip_local_compression(mut request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-async fn check_host_and_origin(State(guard): State<AccessGuard>, request: Request, next: Next) -> Response {
+async fn check_host_and_origin(
+    State(guard): State<AccessGuard>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let started = Instant::now();
     let api = ApiName::of_path(request.uri().path());
     let proxies = &guard.app.limits.trusted_proxies;
     let client = peer_ip(request.extensions()).map(|peer| client_address(peer, request.headers(), proxies));
+    request.extensions_mut().insert(ClientNetwork(client.map(client_network)));
     let label = RequestLabel::new(request.method(), request.extensions().get::<MatchedPath>(), client);
     let response = match guard.reject_host_or_origin(&request) {
         Some(rejection) => rejection_response(rejection, request.uri()),

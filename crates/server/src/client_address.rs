@@ -1,7 +1,10 @@
 //! The address of a client: that of the connection, or the one that a trusted proxy reports.
 
+use axum::extract::FromRequestParts;
 use axum::http::HeaderMap;
 use axum::http::header::FORWARDED;
+use axum::http::request::Parts;
+use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
@@ -59,6 +62,18 @@ pub(crate) fn client_network(address: IpAddr) -> IpAddr {
             IpAddr::from((u128::from(v6) & !u128::from(u64::MAX)).to_be_bytes())
         }
         other => other,
+    }
+}
+
+/// The network of the client that sent a request; none where its address is not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ClientNetwork(pub Option<IpAddr>);
+
+impl<S: Send + Sync> FromRequestParts<S> for ClientNetwork {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(parts.extensions.get::<Self>().copied().unwrap_or_default())
     }
 }
 

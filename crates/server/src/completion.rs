@@ -4,6 +4,7 @@ use crate::app::App;
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
 use crate::generation_log::FinishedGeneration;
 use crate::generation_usage::{GenerationUsage, UsageMeter};
+use crate::running_completions::GenerationOwner;
 use crate::sampling::LogprobBuffer;
 use crate::stop_sequences::StopSequenceFilter;
 use axum::http::StatusCode;
@@ -32,8 +33,8 @@ pub(crate) struct CompletionRequest {
     pub attention: AttentionRequest,
     /// Who waits in the queue of the model.
     pub client: String,
-    /// The client's key of this generation: it can be watched and aborted by it.
-    pub generation_key: Option<String>,
+    /// Who can watch and stop it.
+    pub owner: GenerationOwner,
     /// Whether the KV cache forgets the prompt afterwards.
     pub ephemeral: bool,
 }
@@ -159,7 +160,7 @@ pub(crate) fn complete(
     let max_tokens = request.sampling.max_tokens.min(context - request.ids.len());
     let sampling = Sampling { max_tokens, ..request.sampling.clone() };
     let histories = &app.completion_histories;
-    let progress = app.running_completions.begin(request.generation_key.clone());
+    let progress = app.running_completions.begin(request.owner.clone());
     // From here on the scheduler counts it.
     drop(place);
     let mut wait = |ahead: usize| match progress.is_stopped() {

@@ -1,7 +1,10 @@
-//! Watching and aborting generations, and their figures. Clients that share a server keep their generations apart by `genkey`.
+//! Watching and aborting generations, and their figures. Clients that share a server keep their generations apart by `genkey`; without
+//! one, a client has those that came from its address.
 
 use crate::app::App;
+use crate::client_address::ClientNetwork;
 use crate::error::{ApiResult, ErrorResponse};
+use crate::running_completions::GenerationOwner;
 use crate::sampling::{chat_logprobs, completion_logprobs};
 use axum::Json;
 use axum::body::Bytes;
@@ -17,59 +20,48 @@ struct KoboldGenerationKey {
     genkey: Option<String>,
 }
 
-/// The key of a request; an empty one is none. These requests may have no body.
-fn generation_key(body: &Bytes) -> ApiResult<Option<String>> {
+/// Whose generation a request means; an empty key is none. These requests may have no body.
+fn asking_owner(client: ClientNetwork, body: &Bytes) -> ApiResult<GenerationOwner> {
     if body.trim_ascii().is_empty() {
-        return Ok(None);
+        return Ok(GenerationOwner::without_key(client));
     }
     let key: KoboldGenerationKey = serde_json::from_slice(body)
         .map_err(|e| ErrorResponse::bad_request(format!("invalid JSON body: {e}")))?;
-    Ok(key.genkey.filter(|key| !key.is_empty()))
+    Ok(GenerationOwner { key: key.genkey.filter(|key| !key.is_empty()), client })
 }
 
 /// The text of the client's generation that runs or ended just now.
-pub(super) async fn check(State(app): State<Arc<App>>, body: Bytes) -> ApiResult<Json<Value>> {
-    let key = generation_key(&body)?;
-    Ok(Json(json!({ "results": [{ "text": app.running_completions.text(key.as_deref()) }] })))
-}
-
-pub(super) async fn check_any(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({ "results": [{ "text": app.running_completions.text(None) }] }))
+pub(super) async fn check(
+    State(app): State<Arc<App>>,
+    client: ClientNetwork,
+    body: Bytes,
+) -> ApiResult<Json<Value>> {
+    let text = app.running_completions.text(&asking_owner(client, &body)?);
+    Ok(Json(json!({ "results": [{ "text": text }] })))
 }
 
 /// The log-probabilities of the client's generation that runs or ended just now, in both formats of OpenAI.
-pub(super) async fn last_logprobs(State(app): State<Arc<App>>, body: Bytes) -> ApiResult<Json<Value>> {
-    let key = generation_key(&body)?;
-    Ok(Json(logprobs_json(&app, key.as_deref())))
-}
-
-pub(super) async fn last_logprobs_any(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(logprobs_json(&app, None))
-}
-
-fn logprobs_json(app: &App, key: Option<&str>) -> Value {
-    let tokens = app.running_completions.logprobs(key);
+pub(super) async fn last_logprobs(
+    State(app): State<Arc<App>>,
+    client: ClientNetwork,
+    body: Bytes,
+) -> ApiResult<Json<Value>> {
+    let tokens = app.running_completions.logprobs(&asking_owner(client, &body)?);
     let mut json = completion_logprobs(&tokens, 0);
     if !json.is_null() {
         json["content"] = chat_logprobs(&tokens)["content"].take();
     }
-    json!({ "logprobs": json })
+    Ok(Json(json!({ "logprobs": json })))
 }
 
-/// Stops the client's generation; without a key the one that runs, be it a completion or the answer of a chat. Clients expect
-/// strings, not booleans.
-pub(super) async fn abort(State(app): State<Arc<App>>, body: Bytes) -> ApiResult<Json<Value>> {
-    let key = generation_key(&body)?;
-    let mut stopped = app.running_completions.stop(key.as_deref());
-    if key.is_none() && !stopped {
-        for (_, handle) in app.host.open_conversations() {
-            let is_running = handle.snapshot_cell().get().answer.is_some_and(|answer| answer.ahead == 0);
-            if is_running {
-                handle.stop();
-                stopped = true;
-            }
-        }
-    }
+/// Stops the client's generation; without a key what it runs, be it a completion or the answer of a chat. Clients expect strings, not
+/// booleans.
+pub(super) async fn abort(
+    State(app): State<Arc<App>>,
+    client: ClientNetwork,
+    body: Bytes,
+) -> ApiResult<Json<Value>> {
+    let stopped = app.running_completions.stop(&asking_owner(client, &body)?);
     Ok(Json(json!({ "success": if stopped { "true" } else { "false" }, "done": "true" })))
 }
 

@@ -3,9 +3,11 @@
 use super::attention::{AttentionFormat, attention_json};
 use super::tokens::{parse_token_ids, visible_text};
 use crate::app::App;
+use crate::client_address::ClientNetwork;
 use crate::completion::{self, CompletionRequest, TextOptions, complete_text};
 use crate::error::{ApiResult, ErrorResponse, JsonBody, spawn_blocking};
 use crate::raw_prompt::RawPromptOptions;
+use crate::running_completions::GenerationOwner;
 use crate::sampling::{
     ApiDialect, RequestFields, chat_logprobs, check_supported, parse_choice_count, parse_sampling,
 };
@@ -41,6 +43,7 @@ impl KoboldGenerateRequest {
 /// A prompt that is sent as text is tokenized here.
 async fn completion_request(
     app: &Arc<App>,
+    client: ClientNetwork,
     body: &KoboldGenerateRequest,
 ) -> ApiResult<(CompletionRequest, TextOptions)> {
     let requested = parse_sampling(&body.fields, &app.backend.rules().sampling, ApiDialect::Kobold)?;
@@ -52,7 +55,8 @@ async fn completion_request(
     check_supported(app, &requested.parameters, requested.sampling.constraint.as_ref()).await?;
     let mut sampling = requested.sampling;
     options.replace_stop_tags(&app.backend.model_info().template, &mut sampling);
-    let (text_options, generation_key) = (options.text, options.generation_key.clone());
+    let owner = GenerationOwner { key: options.generation_key.clone(), client };
+    let text_options = options.text;
     let input_ids = body.input_ids.as_deref().unwrap_or_default();
     let prompt = body.prompt.clone().unwrap_or_default();
     let (ids, text) = if input_ids.is_empty() {
@@ -78,7 +82,7 @@ async fn completion_request(
         sampling,
         attention,
         client: "kobold".into(),
-        generation_key,
+        owner,
         ephemeral: false,
     };
     Ok((request, text_options))
@@ -86,9 +90,10 @@ async fn completion_request(
 
 pub(super) async fn generate(
     State(app): State<Arc<App>>,
+    client: ClientNetwork,
     JsonBody(body): JsonBody<KoboldGenerateRequest>,
 ) -> ApiResult<Json<Value>> {
-    let (request, options) = completion_request(&app, &body).await?;
+    let (request, options) = completion_request(&app, client, &body).await?;
     let prompt_tokens = request.ids.len();
     let result = complete_text(app, request, options).await?;
     Ok(Json(json!({ "results": [{
@@ -102,9 +107,10 @@ pub(super) async fn generate(
 
 pub(super) async fn generate_stream(
     State(app): State<Arc<App>>,
+    client: ClientNetwork,
     JsonBody(body): JsonBody<KoboldGenerateRequest>,
 ) -> ApiResult<Response> {
-    let (request, options) = completion_request(&app, &body).await?;
+    let (request, options) = completion_request(&app, client, &body).await?;
     spawn_sse_stream(error_event, move |out| {
         if body.with_attention() {
             stream_with_attention(&app, &request, &body, out)

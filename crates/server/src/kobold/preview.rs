@@ -2,8 +2,10 @@
 
 use super::tokens::parse_token_ids;
 use crate::app::App;
+use crate::client_address::ClientNetwork;
 use crate::completion::{CompletionRequest, TextOptions, complete_text};
 use crate::error::{ApiResult, ErrorResponse, JsonBody};
+use crate::running_completions::GenerationOwner;
 use axum::Json;
 use axum::extract::State;
 use halo_core::attention::AttentionRequest;
@@ -34,6 +36,7 @@ fn fifty() -> usize {
 /// Continues the last completion without storing the result.
 pub(super) async fn preview(
     State(app): State<Arc<App>>,
+    client: ClientNetwork,
     JsonBody(body): JsonBody<KoboldPreviewRequest>,
 ) -> ApiResult<Json<Value>> {
     let mut ids = app
@@ -57,7 +60,7 @@ pub(super) async fn preview(
         sampling,
         attention: AttentionRequest::none(),
         client: "kobold".into(),
-        generation_key: None,
+        owner: GenerationOwner::without_key(client),
         ephemeral: true,
     };
     let result =

@@ -4,9 +4,11 @@ use super::info::sampling_json;
 use super::protocol::{LlamaServerJson, LlamaServerResult, error_event};
 use crate::answer_source::AnswerSource;
 use crate::app::App;
+use crate::client_address::ClientNetwork;
 use crate::completion::{CompletedAnswer, CompletionRequest, OnAnswerProgress, complete_answer};
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
 use crate::openai::timings;
+use crate::running_completions::GenerationOwner;
 use crate::sampling::{
     ApiDialect, LogprobBuffer, RequestFields, RequestedSampling, check_supported, parse_sampling,
 };
@@ -38,6 +40,7 @@ pub(super) struct LlamaCompletionRequest {
 
 pub(super) async fn completion(
     State(app): State<Arc<App>>,
+    client: ClientNetwork,
     LlamaServerJson(request): LlamaServerJson<LlamaCompletionRequest>,
 ) -> LlamaServerResult<Response> {
     let defaults = app.backend.rules().sampling;
@@ -47,8 +50,9 @@ pub(super) async fn completion(
     let (stream, ephemeral) = (request.stream.unwrap_or(false), request.cache_prompt == Some(false));
     let tokenizer = Arc::clone(&app);
     let prompt = request.prompt;
-    let requests =
+    let mut requests =
         spawn_blocking(move || completion_requests(&tokenizer, &prompt, &sampling, ephemeral)).await?;
+    requests.iter_mut().for_each(|request| request.owner = GenerationOwner::without_key(client));
     let fields = request.response_fields.unwrap_or_default();
     let completions: Vec<LlamaCompletion> = (requests.into_iter().enumerate())
         .map(|(index, request)| LlamaCompletion::new(&app, index, request, &fields))
@@ -201,7 +205,7 @@ fn completion_request(
         sampling: sampling.clone(),
         attention: AttentionRequest::none(),
         client: "llama-server".into(),
-        generation_key: None,
+        owner: GenerationOwner::default(),
         ephemeral,
     })
 }

@@ -4,6 +4,7 @@ use super::options::{add_logprobs, parse_options};
 use super::protocol::{OllamaAnswer, OllamaJson, OllamaLayout, OllamaResult, error_line};
 use crate::answer_source::AnswerSource;
 use crate::app::App;
+use crate::client_address::ClientNetwork;
 use crate::error::{ApiResult, ErrorResponse};
 use crate::openai::ForeignChat;
 use crate::sampling::LogprobBuffer;
@@ -51,6 +52,7 @@ struct OllamaMessage {
 
 pub(super) async fn chat(
     State(app): State<Arc<App>>,
+    client: ClientNetwork,
     headers: HeaderMap,
     OllamaJson(request): OllamaJson<OllamaChatRequest>,
 ) -> OllamaResult<Response> {
@@ -66,7 +68,7 @@ pub(super) async fn chat(
     let mut requested = parse_options(request.options, request.format, &app.backend.rules().sampling)?;
     let logprobs = add_logprobs(&mut requested, request.logprobs, request.top_logprobs)?;
     let answer = OllamaAnswer::new(&app, OllamaLayout::Chat, logprobs.clone());
-    let source = AnswerSource::Chat { chat: ForeignChat { body, requested, logprobs }, headers };
+    let source = AnswerSource::Chat { chat: ForeignChat { body, requested, logprobs, client }, headers };
     respond(app, source, request.stream.unwrap_or(true), answer).await
 }
 

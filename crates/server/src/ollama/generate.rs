@@ -5,9 +5,11 @@ use super::options::{add_logprobs, parse_options};
 use super::protocol::{OllamaAnswer, OllamaJson, OllamaLayout, OllamaResult};
 use crate::answer_source::AnswerSource;
 use crate::app::App;
+use crate::client_address::ClientNetwork;
 use crate::completion::CompletionRequest;
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
 use crate::openai::{CONVERSATION_HEADER, ForeignChat, NOT_STORED};
+use crate::running_completions::GenerationOwner;
 use crate::sampling::{LogprobBuffer, check_supported};
 use axum::Json;
 use axum::extract::State;
@@ -45,6 +47,7 @@ pub(super) struct OllamaGenerateRequest {
 
 pub(super) async fn generate(
     State(app): State<Arc<App>>,
+    client: ClientNetwork,
     OllamaJson(request): OllamaJson<OllamaGenerateRequest>,
 ) -> OllamaResult<Response> {
     request.check()?;
@@ -64,7 +67,9 @@ pub(super) async fn generate(
             let tokenizer = Arc::clone(&app);
             let completion =
                 spawn_blocking(move || raw_completion(&tokenizer, request.prompt, requested.sampling));
-            AnswerSource::Completion { request: completion.await?, logprobs }
+            let owner = GenerationOwner::without_key(client);
+            let request = CompletionRequest { owner, ..completion.await? };
+            AnswerSource::Completion { request, logprobs }
         }
         false => {
             let mut messages = vec![json!({ "role": "user", "content": request.prompt })];
@@ -75,7 +80,7 @@ pub(super) async fn generate(
             set_thinking(&mut body, thinking);
             let mut headers = HeaderMap::new();
             headers.insert(CONVERSATION_HEADER, HeaderValue::from_static(NOT_STORED));
-            AnswerSource::Chat { chat: ForeignChat { body, requested, logprobs }, headers }
+            AnswerSource::Chat { chat: ForeignChat { body, requested, logprobs, client }, headers }
         }
     };
     respond(app, source, stream, answer).await
@@ -118,7 +123,7 @@ fn raw_completion(app: &App, prompt: String, sampling: Sampling) -> ApiResult<Co
         sampling,
         attention: AttentionRequest::none(),
         client: "ollama".into(),
-        generation_key: None,
+        owner: GenerationOwner::default(),
         ephemeral: false,
     })
 }

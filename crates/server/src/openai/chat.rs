@@ -1,7 +1,7 @@
 //! Chat completions. The conversation is named by a header, or found by the history of the request; only the new messages of the
 //! request are appended to it.
 
-use super::chat_request::{ChatParseContext, OpenAiChatRequest};
+use super::chat_request::{ChatParseContext, OpenAiChatRequest, ParsedChatRequest};
 use super::chat_response::ChatResponse;
 use super::chat_target::ChatTarget;
 use super::chat_turn::{ChatTurn, ChatTurnResult, submit_chat_turn};
@@ -9,6 +9,7 @@ use super::choices::respond_with_choices;
 use super::protocol::{CONVERSATION_HEADER, OpenAiJson, OpenAiResult, error_event};
 use super::unstored_chat::complete_unstored;
 use crate::app::App;
+use crate::client_address::ClientNetwork;
 use crate::error::{ApiResult, ErrorResponse};
 use crate::sse::sse_channel;
 use axum::Json;
@@ -27,10 +28,11 @@ pub(crate) const NOT_STORED: &str = "none";
 
 pub(super) async fn chat_completions(
     State(app): State<Arc<App>>,
+    client: ClientNetwork,
     headers: HeaderMap,
     OpenAiJson(body): OpenAiJson<OpenAiChatRequest>,
 ) -> OpenAiResult<Response> {
-    let request = body.parse(&ChatParseContext::new(&app))?;
+    let request = ParsedChatRequest { client, ..body.parse(&ChatParseContext::new(&app))? };
     let target = ChatTarget::of_request(&app, &headers, body.store, &request).await?;
     let (stream, include_usage) = (body.params.stream()?, body.params.include_usage()?);
     let format = ChatResponse::new(&app, body.tools.is_legacy(), request.logprobs.clone());

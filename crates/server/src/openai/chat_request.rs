@@ -4,6 +4,7 @@ use super::protocol::SamplingParams;
 use super::reasoning_params::ReasoningParams;
 use super::tools::{ToolParams, is_function_name};
 use crate::app::App;
+use crate::client_address::ClientNetwork;
 use crate::error::{ApiResult, ErrorResponse};
 use crate::sampling::{LogprobBuffer, RequestedParameters, RequestedSampling};
 use halo_core::model::{ChatTemplate, OutputConstraint, Sampling};
@@ -85,6 +86,8 @@ pub(super) struct ParsedChatRequest {
     /// The sampling parameters that the request names.
     pub parameters: RequestedParameters,
     pub choice_count: usize,
+    /// Who may stop the answer.
+    pub client: ClientNetwork,
     /// The log-probabilities of the answer.
     pub logprobs: LogprobBuffer,
 }

@@ -88,8 +88,16 @@ pub(super) fn submit_chat_turn(
         context.announce_change(ChangeAction::MessagesAppended, Vec::new());
         // From here on the scheduler counts it.
         drop(place);
-        let result =
-            synced.and_then(|()| run_chat_turn(session, context, name, &request, &plan, &mut on_progress));
+        let progress = app.running_completions.begin_chat(request.client);
+        let mut on_progress = |deltas: Option<&[AnswerDelta]>| match progress.is_stopped() {
+            true => StepFlow::Stop,
+            false => on_progress(deltas),
+        };
+        let result = synced.and_then(|()| {
+            let start = || progress.start();
+            run_chat_turn(session, (context, name, &start), &request, &plan, &mut on_progress)
+        });
+        drop(progress);
         let recorded = result.as_ref().map(|result| result.summary.clone()).map_err(Error::clone);
         app.metrics.record_turn(&recorded);
         if let Ok(ChatTurnResult { summary, answer, .. }) = &result {
@@ -112,8 +120,7 @@ pub(super) fn submit_chat_turn(
 
 fn run_chat_turn(
     session: &mut Session,
-    context: &JobContext<'_>,
-    client: String,
+    (context, client, on_start): (&JobContext<'_>, String, &dyn Fn()),
     request: &ParsedChatRequest,
     plan: &DispatchPlan,
     on_progress: &mut dyn FnMut(Option<&[AnswerDelta]>) -> StepFlow,
@@ -137,6 +144,7 @@ fn run_chat_turn(
     };
     let sampling = Some(request.sampling.clone());
     let begin = |session: &mut Session| {
+        on_start();
         let input = begin_turn(session, request, plan)?;
         let begin = AnswerBegin {
             text: request.prefill.clone(),

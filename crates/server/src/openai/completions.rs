@@ -6,10 +6,12 @@ use super::protocol::{
 };
 use super::usage::{system_fingerprint, timings, usage};
 use crate::app::App;
+use crate::client_address::ClientNetwork;
 use crate::completion::{self, CompletionRequest, TextOptions, complete_text};
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
 use crate::generation_usage::{GenerationUsage, UsageMeter};
 use crate::raw_prompt::RawPromptOptions;
+use crate::running_completions::GenerationOwner;
 use crate::sampling::{check_supported, completion_logprobs};
 use crate::sse::{SseSender, spawn_sse_stream};
 use axum::Json;
@@ -78,6 +80,7 @@ fn choice(index: usize, text: &str, logprobs: &Value, finish: Option<&str>) -> V
 
 pub(super) async fn completions(
     State(app): State<Arc<App>>,
+    client: ClientNetwork,
     OpenAiJson(request): OpenAiJson<OpenAiCompletionRequest>,
 ) -> OpenAiResult<Response> {
     let OpenAiCompletionRequest { prompt, echo, params } = request;
@@ -93,8 +96,9 @@ pub(super) async fn completions(
     }
     check_supported(&app, &requested.parameters, sampling.constraint.as_ref()).await?;
     let tokenizer = Arc::clone(&app);
-    let prompts =
+    let mut prompts =
         spawn_blocking(move || completion_requests(&tokenizer, prompt, &options, &sampling)).await?;
+    prompts.iter_mut().for_each(|prompt| prompt.owner.client = client);
     let requests: Vec<CompletionRequest> =
         prompts.iter().flat_map(|prompt| (0..choices).map(|n| prompt.for_choice(n))).collect();
     let prompt_tokens = prompts.iter().map(|prompt| prompt.ids.len()).sum();
@@ -220,7 +224,7 @@ fn completion_request(
         sampling: sampling.clone(),
         attention: AttentionRequest::none(),
         client: "completions".into(),
-        generation_key: options.generation_key.clone(),
+        owner: GenerationOwner { key: options.generation_key.clone(), client: ClientNetwork::default() },
         ephemeral: false,
     }
 }

@@ -7,6 +7,7 @@ use super::chat_target::ChatTarget;
 use super::chat_turn::{ChatTurn, ChatTurnResult, submit_chat_turn};
 use super::unstored_chat::{UnstoredAnswer, generate_unstored};
 use crate::app::App;
+use crate::client_address::ClientNetwork;
 use crate::completion::{CompletedAnswer, OnAnswerEnd, OnAnswerProgress};
 use crate::error::{ApiResult, parse_json_value};
 use crate::sampling::{LogprobBuffer, RequestedSampling};
@@ -27,6 +28,7 @@ pub(crate) struct ForeignChat {
     pub requested: RequestedSampling,
     /// Gets the log-probabilities of the answer.
     pub logprobs: LogprobBuffer,
+    pub client: ClientNetwork,
 }
 
 /// The conversation of a chat that has begun.
@@ -77,7 +79,7 @@ pub(crate) async fn start_foreign_chat(
 fn parse_request(app: &App, chat: ForeignChat) -> ApiResult<ParsedChatRequest> {
     let body: OpenAiChatRequest = parse_json_value(chat.body)?;
     let request = body.parse_with(chat.requested, &ChatParseContext::new(app))?;
-    Ok(ParsedChatRequest { logprobs: chat.logprobs, ..request })
+    Ok(ParsedChatRequest { logprobs: chat.logprobs, client: chat.client, ..request })
 }
 
 /// A chat request in the chat template of the model, as text: functions, calls, results, and the answer that the client has begun.

@@ -9,6 +9,7 @@ use crate::app::App;
 use crate::completion::{self, CompletionRequest};
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
 use crate::generation_usage::{GenerationUsage, UsageMeter};
+use crate::running_completions::GenerationOwner;
 use crate::sse::spawn_sse_stream;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
@@ -161,7 +162,7 @@ fn completion_request(app: &App, request: &ParsedChatRequest) -> ApiResult<Compl
         sampling: request.sampling.clone(),
         attention: AttentionRequest::none(),
         client: "once".to_owned(),
-        generation_key: None,
+        owner: GenerationOwner::without_key(request.client),
         ephemeral: true,
     })
 }

@@ -319,3 +319,103 @@ async fn rate_limit_counts_addresses_and_keys() {
     let count = accepted(&many_clients).await;
     assert!((8..40).contains(&count), "the key has four times the rate: {count}");
 }
+
+/// The same for the APIs of Ollama, llama-server and KoboldCPP, whole and as a stream.
+#[tokio::test]
+async fn client_of_another_api_that_leaves_cancels_its_answer() {
+    let server = SocketServer::start(ServerLimits::default());
+    server.fake.script().token_delay = Duration::from_millis(50);
+    let long = vec!["word"; 200].join(" ");
+    let messages = json!([{ "role": "user", "content": "Hello" }]);
+    let options = json!({ "num_predict": 1000 });
+    for (path, body, streams) in [
+        ("/api/chat", json!({ "messages": messages, "options": options }), true),
+        ("/api/generate", json!({ "prompt": "Hello", "options": options }), true),
+        ("/api/generate", json!({ "prompt": "Hello", "options": options, "raw": true }), true),
+        ("/completion", json!({ "prompt": "Hello", "n_predict": 1000 }), true),
+        ("/api/extra/generate/stream", json!({ "prompt": "Hello", "max_length": 1000 }), true),
+        ("/api/chat", json!({ "messages": messages, "options": options }), false),
+        ("/api/generate", json!({ "prompt": "Hello", "options": options }), false),
+        ("/completion", json!({ "prompt": "Hello", "n_predict": 1000 }), false),
+        ("/api/v1/generate", json!({ "prompt": "Hello", "max_length": 1000 }), false),
+    ] {
+        server.fake.script_answers(&[&long]);
+        let mut body = body;
+        body["stream"] = json!(streams);
+        let mut stream = server.connect().await;
+        stream.write_all(request("POST", path, &[], &body.to_string()).as_bytes()).await.expect("it is sent");
+        if streams {
+            let mut received = [0; 4096];
+            let mut text = String::new();
+            while !text.contains("word") {
+                let count = stream.read(&mut received).await.expect("the answer begins");
+                assert!(count > 0, "{path}: {text}");
+                text.push_str(&String::from_utf8_lossy(&received[..count]));
+            }
+        } else {
+            sleep(Duration::from_millis(500)).await;
+        }
+        let (_, status) = server.call("GET", "/api/halo/v1/status", &[], "").await;
+        let status: Value = serde_json::from_str(&status).expect("JSON");
+        assert_eq!(status["busy"], true, "{path}: it is being answered");
+        drop(stream);
+        // The whole answer would take ten seconds.
+        server.wait_until_idle(Duration::from_secs(3)).await;
+    }
+}
+
+/// What a client of KoboldCPP generates without a key belongs to its address.
+#[tokio::test]
+async fn generations_without_a_key_belong_to_the_address_of_their_client() {
+    let limits = ServerLimits {
+        trusted_proxies: vec!["127.0.0.1".parse().expect("an address")],
+        ..ServerLimits::default()
+    };
+    let server = SocketServer::start(limits);
+    server.fake.script().token_delay = Duration::from_millis(20);
+    let long = vec!["word"; 400].join(" ");
+    let from = async |client: &str, method: &str, path: &str, body: &str| -> Value {
+        let (status, text) = server.call(method, path, &[("x-forwarded-for", client)], body).await;
+        assert_eq!(status, 200, "{path}: {text}");
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let (mine, other) = ("192.0.2.1", "192.0.2.2");
+    let checked = async |client: &str, method: &str| {
+        let body = if method == "POST" { "{}" } else { "" };
+        let json = from(client, method, "/api/extra/generate/check", body).await;
+        json["results"][0]["text"].as_str().expect("a text").to_owned()
+    };
+    let chat = json!({ "messages": [{ "role": "user", "content": "Hello" }], "max_tokens": 400 });
+    let unstored = json!({ "messages": chat["messages"], "max_tokens": 400, "store": false });
+    let generate = json!({ "prompt": "Hello", "max_length": 400 });
+    for (path, body, is_watched) in [
+        ("/api/v1/generate", generate.to_string(), true),
+        ("/v1/chat/completions", unstored.to_string(), true),
+        ("/v1/chat/completions", chat.to_string(), false),
+    ] {
+        server.fake.script_answers(&[&long]);
+        let answers = server.fake.script().samplings.len();
+        let watch = async {
+            while server.fake.script().samplings.len() == answers {
+                sleep(Duration::from_millis(10)).await;
+            }
+            sleep(Duration::from_millis(200)).await;
+            for method in ["GET", "POST"] {
+                assert_eq!(checked(mine, method).await.starts_with("word word"), is_watched, "{path}");
+                assert_eq!(checked(other, method).await, "", "{path}: another client sees nothing of it");
+            }
+            let stopped = from(other, "POST", "/api/extra/abort", "{}").await;
+            assert_eq!(stopped["success"], "false", "{path}: another client does not stop it");
+            let stopped = from(mine, "POST", "/api/extra/abort", "{}").await;
+            assert_eq!(stopped["success"], "true", "{path}");
+        };
+        let started = Instant::now();
+        let (answer, ()) = tokio::join!(from(mine, "POST", path, &body), watch);
+        assert!(started.elapsed() < Duration::from_secs(5), "{path}: it was not stopped");
+        assert!(answer.to_string().contains("word word"), "{path}: {answer}");
+        // Nothing of a completion that ended is left for the next one.
+        let forget = json!({ "prompt": "Hello", "max_length": 1 }).to_string();
+        server.fake.script_answers(&["end"]);
+        from(mine, "POST", "/api/v1/generate", &forget).await;
+    }
+}

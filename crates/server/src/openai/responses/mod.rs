@@ -16,6 +16,7 @@ use super::dispatch::{dispatch_after, dispatch_chat};
 use super::protocol::{CONVERSATION_HEADER, OpenAiJson, OpenAiResult, error_event};
 use super::unstored_chat::{UnstoredAnswer, answer_unstored, generate_unstored};
 use crate::app::App;
+use crate::client_address::ClientNetwork;
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
 use crate::session_job::run_in_session;
 use crate::sse::{spawn_sse_stream, sse_channel};
@@ -48,11 +49,12 @@ pub(super) fn routes() -> Router<Arc<App>> {
 
 async fn create_response(
     State(app): State<Arc<App>>,
+    client: ClientNetwork,
     headers: HeaderMap,
     OpenAiJson(body): OpenAiJson<CreateResponse>,
 ) -> OpenAiResult<Response> {
     let body = with_referenced_items(&app, body).await?;
-    let request = body.parse(&ChatParseContext::new(&app))?;
+    let request = ParsedChatRequest { client, ..body.parse(&ChatParseContext::new(&app))? };
     let target = ChatTarget::of_request(&app, &headers, body.store, &request).await?;
     let target = body.in_conversation(target)?;
     let format = ResponseFormat::new(&app, &body, &tools_json(&request));
