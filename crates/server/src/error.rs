@@ -1,6 +1,8 @@
 //! Errors as HTTP responses, and the extractors that produce them.
 
 use crate::connection::SlowBodyError;
+use axum::extract::path::ErrorKind as PathErrorKind;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
@@ -242,8 +244,18 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathPar
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ErrorResponse> {
         let path = Path::from_request_parts(parts, state).await;
-        path.map(|Path(params)| Self(params))
-            .map_err(|e| ErrorResponse::bad_request(format!("invalid path: {}", e.body_text())))
+        path.map(|Path(params)| Self(params)).map_err(|e| {
+            let error = ErrorResponse::bad_request(format!("invalid path: {}", e.body_text()));
+            match e {
+                PathRejection::FailedToDeserializePathParams(e) => match e.into_kind() {
+                    PathErrorKind::InvalidUtf8InPathParam { key }
+                    | PathErrorKind::ParseErrorAtKey { key, .. }
+                    | PathErrorKind::DeserializeError { key, .. } => error.with_param(key),
+                    _ => error,
+                },
+                _ => error,
+            }
+        })
     }
 }
 

@@ -9,6 +9,7 @@ use crate::sampling::{chat_logprobs, completion_logprobs};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
 use halo_core::model::FinishReason;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -21,11 +22,14 @@ struct KoboldGenerationKey {
 }
 
 /// Whose generation a request means; an empty key is none. These requests may have no body.
-fn asking_owner(client: ClientNetwork, body: &Bytes) -> ApiResult<GenerationOwner> {
+fn asking_owner(client: ClientNetwork, body: Result<Bytes, BytesRejection>) -> ApiResult<GenerationOwner> {
+    let unreadable =
+        |e: BytesRejection| ErrorResponse::new(e.status(), format!("the request body cannot be read: {e}"));
+    let body = body.map_err(unreadable)?;
     if body.trim_ascii().is_empty() {
         return Ok(GenerationOwner::without_key(client));
     }
-    let key: KoboldGenerationKey = serde_json::from_slice(body)
+    let key: KoboldGenerationKey = serde_json::from_slice(&body)
         .map_err(|e| ErrorResponse::bad_request(format!("invalid JSON body: {e}")))?;
     Ok(GenerationOwner { key: key.genkey.filter(|key| !key.is_empty()), client })
 }
@@ -34,9 +38,9 @@ fn asking_owner(client: ClientNetwork, body: &Bytes) -> ApiResult<GenerationOwne
 pub(super) async fn check(
     State(app): State<Arc<App>>,
     client: ClientNetwork,
-    body: Bytes,
+    body: Result<Bytes, BytesRejection>,
 ) -> ApiResult<Json<Value>> {
-    let text = app.running_completions.text(&asking_owner(client, &body)?);
+    let text = app.running_completions.text(&asking_owner(client, body)?);
     Ok(Json(json!({ "results": [{ "text": text }] })))
 }
 
@@ -44,9 +48,9 @@ pub(super) async fn check(
 pub(super) async fn last_logprobs(
     State(app): State<Arc<App>>,
     client: ClientNetwork,
-    body: Bytes,
+    body: Result<Bytes, BytesRejection>,
 ) -> ApiResult<Json<Value>> {
-    let tokens = app.running_completions.logprobs(&asking_owner(client, &body)?);
+    let tokens = app.running_completions.logprobs(&asking_owner(client, body)?);
     let mut json = completion_logprobs(&tokens, 0);
     if !json.is_null() {
         json["content"] = chat_logprobs(&tokens)["content"].take();
@@ -59,9 +63,9 @@ pub(super) async fn last_logprobs(
 pub(super) async fn abort(
     State(app): State<Arc<App>>,
     client: ClientNetwork,
-    body: Bytes,
+    body: Result<Bytes, BytesRejection>,
 ) -> ApiResult<Json<Value>> {
-    let stopped = app.running_completions.stop(&asking_owner(client, &body)?);
+    let stopped = app.running_completions.stop(&asking_owner(client, body)?);
     Ok(Json(json!({ "success": if stopped { "true" } else { "false" }, "done": "true" })))
 }
 

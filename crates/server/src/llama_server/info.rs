@@ -1,8 +1,8 @@
 //! What the server is: its model, its settings and its one slot.
 
-use super::protocol::LlamaServerResult;
+use super::protocol::{LlamaServerQuery, LlamaServerResult};
 use crate::app::App;
-use crate::error::{ErrorResponse, QueryParams, spawn_blocking};
+use crate::error::{ErrorResponse, spawn_blocking};
 use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
@@ -98,7 +98,7 @@ pub(super) struct SlotsQuery {
 
 pub(super) async fn slots(
     State(app): State<Arc<App>>,
-    QueryParams(query): QueryParams<SlotsQuery>,
+    LlamaServerQuery(query): LlamaServerQuery<SlotsQuery>,
 ) -> LlamaServerResult<Json<Value>> {
     if query.fail_on_no_slot.is_some_and(|n| n != 0)
         && app.host.scheduler().permits_in_use() >= app.host.scheduler().limit()

@@ -1,8 +1,9 @@
 //! Errors and bodies of llama-server's routes.
 
-use crate::error::{ErrorResponse, JsonBody};
-use axum::extract::{FromRequest, Request};
+use crate::error::{ErrorResponse, JsonBody, QueryParams};
+use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use halo_core::ErrorKind;
@@ -46,6 +47,17 @@ impl IntoResponse for LlamaServerError {
 /// The last event of a stream that failed.
 pub(super) fn error_event(error: &ErrorResponse) -> (Option<&'static str>, Value) {
     (None, LlamaServerError(error.clone()).to_json())
+}
+
+/// Parameters in the query, whose errors are in the format of llama-server.
+pub(super) struct LlamaServerQuery<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for LlamaServerQuery<T> {
+    type Rejection = LlamaServerError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, LlamaServerError> {
+        Ok(Self(QueryParams::from_request_parts(parts, state).await?.0))
+    }
 }
 
 /// A JSON body whose errors are in the format of llama-server.

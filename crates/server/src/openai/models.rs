@@ -1,10 +1,10 @@
 //! The list of models, which has one.
 
-use super::protocol::OpenAiResult;
+use super::protocol::{OpenAiPath, OpenAiResult};
 use crate::app::App;
 use crate::error::ErrorResponse;
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ fn model_object(app: &App) -> Value {
 
 pub(super) async fn get_model(
     State(app): State<Arc<App>>,
-    Path(name): Path<String>,
+    OpenAiPath(name): OpenAiPath<String>,
 ) -> OpenAiResult<Json<Value>> {
     let loaded = app.backend.model_info().name;
     if name != loaded {

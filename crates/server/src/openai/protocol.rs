@@ -1,11 +1,12 @@
 //! What all of OpenAI's routes share: errors, sampling parameters, ids and usage.
 
-use crate::error::{ErrorResponse, JsonBody};
+use crate::error::{ErrorResponse, JsonBody, PathParams, QueryParams};
 use crate::sampling::{
     ApiDialect, RequestFields, RequestedSampling, parse_choice_count, parse_sampling, wrong_type,
 };
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use halo_core::ErrorKind;
@@ -75,6 +76,28 @@ impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for Op
 
     async fn from_request(request: Request, state: &S) -> Result<Self, OpenAiError> {
         Ok(Self(JsonBody::from_request(request, state).await?.0))
+    }
+}
+
+/// Parameters in the path, whose errors are in OpenAI's format.
+pub(super) struct OpenAiPath<T>(pub T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for OpenAiPath<T> {
+    type Rejection = OpenAiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, OpenAiError> {
+        Ok(Self(PathParams::from_request_parts(parts, state).await?.0))
+    }
+}
+
+/// Parameters in the query, whose errors are in OpenAI's format.
+pub(super) struct OpenAiQuery<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for OpenAiQuery<T> {
+    type Rejection = OpenAiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, OpenAiError> {
+        Ok(Self(QueryParams::from_request_parts(parts, state).await?.0))
     }
 }
 

@@ -423,3 +423,50 @@ async fn responses_items_have_unique_ids() {
     });
     assert_eq!(texts, expected);
 }
+
+#[tokio::test]
+async fn responses_list_input_items_in_pages() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&["Good day."]);
+    let user = |text: &str| json!({ "role": "user", "content": text });
+    let assistant = json!({ "role": "assistant", "content": "Two." });
+    let input = json!([user("One."), assistant, user("Three.")]);
+    let response = create(&fake, json!({ "input": input })).await;
+    let path = format!("{RESPONSES}/{}/input_items", response["id"].as_str().expect("an id"));
+    let (mut texts, mut after) = (Vec::new(), String::new());
+    loop {
+        let page = fake.get(&format!("{path}?order=asc&limit=1{after}")).await.json();
+        texts.push(page["data"][0]["content"][0]["text"].as_str().expect("a text").to_owned());
+        after = format!("&after={}", page["last_id"].as_str().expect("an id"));
+        if page["has_more"] == false {
+            break;
+        }
+    }
+    assert_eq!(texts, ["One.", "Two.", "Three."]);
+    // Bad parameters are named, in OpenAI's format.
+    for (query, param) in
+        [("limit=many", "limit"), ("limit=-1", "limit"), ("order=up", "order"), ("after=msg_0_0", "after")]
+    {
+        let refused = fake.get(&format!("{path}?{query}")).await;
+        let error = refused.json()["error"].clone();
+        assert_eq!((refused.status, &error["param"]), (400, &json!(param)), "{query}: {error}");
+        assert_eq!(error["code"], "invalid_value", "{query}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn paths_that_cannot_be_read_are_refused_in_openai_format() {
+    let fake = FakeServer::in_memory();
+    for (path, param) in [
+        ("/v1/models/%ff", "model"),
+        ("/v1/responses/%ff", "id"),
+        ("/v1/responses/%ff/input_items", "id"),
+        ("/v1/responses/resp_1/input_items?limit=1&limit=2", ""),
+    ] {
+        let refused = fake.get(path).await;
+        let error = refused.json()["error"].clone();
+        assert_eq!((refused.status, &error["type"]), (400, &json!("invalid_request_error")), "{path}");
+        assert_eq!(error["param"].as_str().unwrap_or_default(), param, "{path}: {error}");
+        assert!(error["message"].is_string() && error.get("code").is_some(), "{path}: {error}");
+    }
+}

@@ -251,3 +251,13 @@ async fn llama_server_embeds_texts() {
     let empty = fake.post("/embedding", &json!({ "content": "" })).await;
     check_error(empty.status, 400, &empty.json(), "invalid_request_error", "content has an empty text");
 }
+
+#[tokio::test]
+async fn query_that_cannot_be_read_is_refused_in_llama_server_format() {
+    let fake = FakeServer::in_memory();
+    let refused = fake.get("/slots?fail_on_no_slot=perhaps").await;
+    let error = refused.json()["error"].clone();
+    assert_eq!((refused.status, &error["code"]), (400, &json!(400)), "{error}");
+    assert_eq!(error["type"], "invalid_request_error", "{error}");
+    assert!(error["message"].as_str().is_some_and(|text| text.contains("fail_on_no_slot")), "{error}");
+}

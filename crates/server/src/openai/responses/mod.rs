@@ -13,14 +13,14 @@ use super::chat_request::{ChatParseContext, ParsedChatRequest};
 use super::chat_target::ChatTarget;
 use super::chat_turn::{ChatTurn, ChatTurnResult, TurnRecorder, submit_chat_turn};
 use super::dispatch::{dispatch_after, dispatch_chat};
-use super::protocol::{CONVERSATION_HEADER, OpenAiJson, OpenAiResult, error_event};
+use super::protocol::{CONVERSATION_HEADER, OpenAiJson, OpenAiPath, OpenAiQuery, OpenAiResult, error_event};
 use super::unstored_chat::{UnstoredAnswer, answer_unstored, generate_unstored};
 use crate::app::App;
 use crate::client_address::ClientNetwork;
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
 use crate::session_job::run_in_session;
 use crate::sse::{spawn_sse_stream, sse_channel};
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -246,7 +246,10 @@ async fn complete_unstored(
     Ok(Json(finished(&format, &result.answer, status_name(result.finish), usage)).into_response())
 }
 
-async fn get_response(State(app): State<Arc<App>>, Path(id): Path<String>) -> OpenAiResult<Json<Value>> {
+async fn get_response(
+    State(app): State<Arc<App>>,
+    OpenAiPath(id): OpenAiPath<String>,
+) -> OpenAiResult<Json<Value>> {
     let response = spawn_blocking(move || {
         let (name, record) = find_response(&app, &id)?;
         let answer = stored_answer(&app, &id, &name, &record)?;
@@ -277,7 +280,10 @@ fn parse_stored(app: &App, text: &str) -> AnswerParts {
     markers.parse(text)
 }
 
-async fn delete_response(State(app): State<Arc<App>>, Path(id): Path<String>) -> OpenAiResult<Json<Value>> {
+async fn delete_response(
+    State(app): State<Arc<App>>,
+    OpenAiPath(id): OpenAiPath<String>,
+) -> OpenAiResult<Json<Value>> {
     let (opener, opened) = (Arc::clone(&app), id.clone());
     let (name, handle) = spawn_blocking(move || {
         let (name, _) = find_response(&opener, &opened)?;
@@ -294,10 +300,35 @@ async fn delete_response(State(app): State<Arc<App>>, Path(id): Path<String>) ->
     Ok(Json(json!({ "id": id, "object": "response", "deleted": true })))
 }
 
+/// All of them are texts here, so that an error names its parameter.
 #[derive(Deserialize)]
 struct ListParams {
     order: Option<String>,
-    limit: Option<usize>,
+    limit: Option<String>,
+    /// The id of the last item of the page before.
+    after: Option<String>,
+}
+
+impl ListParams {
+    fn limit(&self) -> ApiResult<usize> {
+        let Some(text) = &self.limit else { return Ok(DEFAULT_ITEMS) };
+        let limit = text.parse::<usize>().map(|limit| limit.clamp(1, MAX_ITEMS));
+        limit.map_err(|_| {
+            let message = format!("limit is {text:?}; it must be a number from 1 to {MAX_ITEMS}");
+            ErrorResponse::invalid_parameter("limit", message)
+        })
+    }
+
+    fn is_ascending(&self) -> ApiResult<bool> {
+        match self.order.as_deref() {
+            Some("asc") => Ok(true),
+            None | Some("desc") => Ok(false),
+            Some(other) => {
+                let message = format!("order is {other:?}; it must be asc or desc");
+                Err(ErrorResponse::invalid_parameter("order", message))
+            }
+        }
+    }
 }
 
 const DEFAULT_ITEMS: usize = 20;
@@ -305,11 +336,10 @@ const MAX_ITEMS: usize = 100;
 
 async fn list_input_items(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
-    Query(params): Query<ListParams>,
+    OpenAiPath(id): OpenAiPath<String>,
+    OpenAiQuery(params): OpenAiQuery<ListParams>,
 ) -> OpenAiResult<Json<Value>> {
-    let limit = params.limit.unwrap_or(DEFAULT_ITEMS).clamp(1, MAX_ITEMS);
-    let ascending = params.order.as_deref() == Some("asc");
+    let (limit, ascending) = (params.limit()?, params.is_ascending()?);
     let items = spawn_blocking(move || {
         let (name, record) = find_response(&app, &id)?;
         input_items(&app, &name, &id, &record)
@@ -317,6 +347,14 @@ async fn list_input_items(
     let mut items: Vec<Value> = items.await?;
     if !ascending {
         items.reverse();
+    }
+    if let Some(after) = &params.after {
+        let last = items.iter().position(|item| item["id"] == after.as_str());
+        let unknown = || {
+            let message = format!("after: the response has no input item '{after}'");
+            ErrorResponse::invalid_parameter("after", message)
+        };
+        items.drain(..=last.ok_or_else(unknown)?);
     }
     let has_more = items.len() > limit;
     items.truncate(limit);
