@@ -9,8 +9,8 @@ use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use halo_core::{Error, ErrorKind};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::time::Duration;
 use utoipa::ToSchema;
 
@@ -212,6 +212,15 @@ fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> ApiResult<T> {
 /// Converts JSON that is parsed already. Errors name the field.
 pub(crate) fn parse_json_value<T: DeserializeOwned>(value: serde_json::Value) -> ApiResult<T> {
     serde_path_to_error::deserialize(value).map_err(|e| invalid_body(&e))
+}
+
+/// For fields that clients may send as null, and that are read as if they were not sent.
+pub(crate) fn null_as_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: Deserialize<'de> + Default,
+    D: Deserializer<'de>,
+{
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 fn invalid_body(error: &serde_path_to_error::Error<serde_json::Error>) -> ErrorResponse {

@@ -5,7 +5,7 @@ use super::protocol::{OllamaAnswer, OllamaJson, OllamaLayout, OllamaResult, erro
 use crate::answer_source::AnswerSource;
 use crate::app::App;
 use crate::client_address::ClientNetwork;
-use crate::error::{ApiResult, ErrorResponse};
+use crate::error::{ApiResult, ErrorResponse, null_as_default};
 use crate::openai::ForeignChat;
 use crate::sampling::LogprobBuffer;
 use crate::sse::{SseSender, json_lines_channel};
@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// `model` and `keep_alive` are accepted and have no effect: there is one model, and it stays loaded.
 #[derive(Deserialize)]
 pub(super) struct OllamaChatRequest {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     messages: Vec<OllamaMessage>,
     stream: Option<bool>,
     format: Option<Value>,
@@ -41,12 +41,13 @@ pub(super) struct OllamaChatRequest {
 #[derive(Deserialize)]
 struct OllamaMessage {
     role: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     content: String,
     images: Option<Vec<Value>>,
     tool_calls: Option<Vec<Map<String, Value>>>,
-    #[serde(alias = "name")]
     tool_name: Option<String>,
+    /// The older name of `tool_name`. Some clients send both.
+    name: Option<String>,
     tool_call_id: Option<String>,
 }
 
@@ -92,7 +93,7 @@ impl OllamaMessage {
         if let Some(calls) = self.tool_calls.as_ref().filter(|calls| !calls.is_empty()) {
             message["tool_calls"] = calls.iter().enumerate().map(openai_tool_call).collect();
         }
-        if let Some(name) = &self.tool_name {
+        if let Some(name) = self.tool_name.as_ref().or(self.name.as_ref()) {
             message["name"] = json!(name);
         }
         if let Some(id) = &self.tool_call_id {

@@ -3,6 +3,7 @@
 use super::protocol::{OllamaJson, OllamaResult, nanos};
 use crate::app::App;
 use crate::embedding::{EmbeddingOptions, LongInput, TokenVocabulary, embed_request};
+use crate::error::null_as_default;
 use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
@@ -43,6 +44,7 @@ pub(super) async fn embed(
 
 #[derive(Deserialize)]
 pub(super) struct OllamaEmbeddingsRequest {
+    #[serde(default, deserialize_with = "null_as_default")]
     prompt: String,
 }
 

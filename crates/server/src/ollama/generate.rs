@@ -7,7 +7,7 @@ use crate::answer_source::AnswerSource;
 use crate::app::App;
 use crate::client_address::ClientNetwork;
 use crate::completion::CompletionRequest;
-use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
+use crate::error::{ApiResult, ErrorResponse, null_as_default, spawn_blocking};
 use crate::openai::{CONVERSATION_HEADER, ForeignChat, NOT_STORED};
 use crate::running_completions::GenerationOwner;
 use crate::sampling::{LogprobBuffer, check_supported};
@@ -24,10 +24,10 @@ use std::sync::Arc;
 /// `model` and `keep_alive` are accepted and have no effect: there is one model, and it stays loaded.
 #[derive(Deserialize)]
 pub(super) struct OllamaGenerateRequest {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     prompt: String,
     system: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     suffix: String,
     images: Option<Vec<Value>>,
     format: Option<Value>,

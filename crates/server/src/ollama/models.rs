@@ -68,8 +68,9 @@ fn timestamp(seconds: i64) -> String {
 
 #[derive(Deserialize)]
 pub(super) struct OllamaShowRequest {
-    #[serde(alias = "name")]
-    model: String,
+    model: Option<String>,
+    /// The older name of `model`. Some clients send both.
+    name: Option<String>,
 }
 
 pub(super) async fn show_model(
@@ -77,9 +78,13 @@ pub(super) async fn show_model(
     OllamaJson(request): OllamaJson<OllamaShowRequest>,
 ) -> OllamaResult<Json<Value>> {
     let (info, file) = (app.backend.model_info(), app.backend.model_details());
+    let named = [request.model, request.name].into_iter().flatten().find(|name| !name.is_empty());
+    let Some(named) = named else {
+        return Err(ErrorResponse::invalid_parameter("model", "model is required").into());
+    };
     // Ollama's clients may add the tag `latest`.
-    if request.model.strip_suffix(":latest").unwrap_or(&request.model) != info.name {
-        let message = format!("model '{}' not found; this server has {}", request.model, info.name);
+    if named.strip_suffix(":latest").unwrap_or(&named) != info.name {
+        let message = format!("model '{named}' not found; this server has {}", info.name);
         return Err(ErrorResponse::not_found(message).with_param("model").into());
     }
     let sampling = app.backend.rules().sampling;

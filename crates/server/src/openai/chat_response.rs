@@ -57,8 +57,11 @@ impl ChatResponse {
     }
 
     /// The id of a call: unique, and the same in all chunks.
-    fn call_id(&self, index: usize) -> String {
-        call_id(&self.id, index)
+    fn call_id(&self, choice: usize, index: usize) -> String {
+        match choice {
+            0 => call_id(&self.id, index),
+            _ => call_id(&format!("{}_{choice}", self.id), index),
+        }
     }
 
     fn delta(&self, delta: &AnswerDelta) -> Value {
@@ -73,7 +76,7 @@ impl ChatResponse {
             }
             AnswerDelta::CallStart { index, name } => {
                 let function = json!({ "name": name, "arguments": "" });
-                let call = json!({ "index": index, "id": self.call_id(*index), "type": "function", "function": function });
+                let call = json!({ "index": index, "id": self.call_id(0, *index), "type": "function", "function": function });
                 json!({ "tool_calls": [call] })
             }
             AnswerDelta::CallArguments { index, text } => {
@@ -118,7 +121,7 @@ impl ChatResponse {
         let calls: Vec<Value> = (answer.calls.iter().enumerate())
             .map(|(n, call)| {
                 let function = json!({ "name": call.name, "arguments": call.arguments });
-                json!({ "id": self.call_id(n), "type": "function", "function": function })
+                json!({ "id": self.call_id(index, n), "type": "function", "function": function })
             })
             .collect();
         match calls.first() {

@@ -99,7 +99,11 @@ fn chunk(response: &Value, choices: Value) -> Value {
 
 fn send_choice(out: &SseSender, response: &Value, choice: &Value) {
     let (index, finish) = (&choice["index"], &choice["finish_reason"]);
-    let (delta, logprobs) = (&choice["message"], &choice["logprobs"]);
+    let (mut delta, logprobs) = (choice["message"].clone(), &choice["logprobs"]);
+    // In a stream, calls are numbered.
+    for (n, call) in delta["tool_calls"].as_array_mut().into_iter().flatten().enumerate() {
+        call["index"] = n.into();
+    }
     let text = json!([{ "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": null }]);
     out.send_json(None, &chunk(response, text));
     let end = json!([{ "index": index, "delta": {}, "logprobs": null, "finish_reason": finish }]);

@@ -62,10 +62,13 @@ pub(super) fn refuse_unsupported(fields: &RequestFields, dialect: ApiDialect) ->
             return Err(ErrorResponse::unsupported_parameter(name, message));
         }
     }
-    // There is one slot.
-    if fields.integer(&["id_slot"], i64::MIN..=i64::MAX)?.is_some_and(|(_, slot)| slot > 0) {
-        let message = "id_slot: the server has the slot 0 only; leave it out";
-        return Err(ErrorResponse::invalid_parameter("id_slot", message));
+    if let Some((_, slot)) = fields.integer(&["id_slot"], i64::MIN..=i64::MAX)?.filter(|(_, slot)| *slot > 0)
+    {
+        let message = format!(
+            "id_slot is {slot}, but a request cannot choose its slot: each conversation has its own KV cache, which is \
+             found by its text; leave id_slot out"
+        );
+        return Err(ErrorResponse::unsupported_parameter("id_slot", message));
     }
     let modalities = fields.texts(&["modalities"], MAX_MODALITIES)?;
     if modalities.is_some_and(|(_, kinds)| kinds.iter().any(|kind| kind != "text")) {

@@ -340,3 +340,90 @@ async fn ollama_options_of_a_limited_model_are_refused() {
     }
     assert!(fake.script().windows.is_empty());
 }
+
+/// Clients in Go, Python and JavaScript send null for what is not set.
+#[tokio::test]
+async fn ollama_reads_null_as_not_sent() {
+    let fake = FakeServer::with_options(FakeOptions { embedder: true, ..FakeOptions::default() });
+    let message = json!({
+        "role": "user", "content": "Hello", "images": null, "tool_calls": null, "tool_name": null, "name": null,
+        "tool_call_id": null, "thinking": null,
+    });
+    let options =
+        json!({ "temperature": null, "stop": null, "seed": null, "num_ctx": null, "num_predict": null });
+    let chat = json!({
+        "model": null, "messages": [message], "stream": false, "format": null, "options": options, "keep_alive": null,
+        "tools": null, "think": null, "logprobs": null, "top_logprobs": null, "template": null,
+    });
+    let answer = fake.post(CHAT, &chat).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(answer.json()["message"]["content"], "answer number 1 of this model");
+    let generate = json!({
+        "model": null, "prompt": "Hello", "system": null, "suffix": null, "images": null, "format": null,
+        "options": null, "template": null, "context": null, "stream": false, "raw": null, "keep_alive": null,
+        "think": null, "logprobs": null, "top_logprobs": null,
+    });
+    let answer = fake.post(GENERATE, &generate).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(answer.json()["response"], "answer number 2 of this model");
+    // Nothing to answer: the model is loaded. Fields of every route, each null.
+    for (path, body) in [
+        (CHAT, json!({ "messages": null, "stream": null, "options": null })),
+        (GENERATE, json!({ "prompt": null, "stream": null })),
+    ] {
+        let loaded = fake.post(path, &body).await;
+        assert_eq!((loaded.status, &loaded.json()["done_reason"]), (200, &json!("load")), "{path}");
+    }
+    let called = json!({ "messages": [
+        { "role": "user", "content": "How is it?" },
+        { "role": "assistant", "content": null, "tool_calls": [{ "function": { "name": "f", "arguments": {} } }] },
+        { "role": "tool", "content": "sunny", "tool_name": "f", "name": "f" },
+    ], "stream": false });
+    let answer = fake.post(CHAT, &called).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert!(fake.script().windows[2].contains("tool: sunny"), "{:?}", fake.script().windows[2]);
+    let embed =
+        json!({ "model": null, "input": "Hello", "truncate": null, "dimensions": null, "keep_alive": null });
+    assert_eq!(fake.post("/api/embed", &embed).await.status, 200);
+    let empty = fake.post("/api/embeddings", &json!({ "model": "x", "prompt": null })).await;
+    assert_eq!((empty.status, empty.json()), (200, json!({ "embedding": [] })));
+    let both = json!({ "model": "scripted", "name": "scripted", "verbose": null });
+    assert_eq!(fake.post("/api/show", &both).await.status, 200);
+    let none = fake.post("/api/show", &json!({ "model": null })).await;
+    assert_eq!((none.status, none.json()["error"].is_string()), (400, true), "{}", none.text());
+}
+
+#[tokio::test]
+async fn ollama_calls_functions() {
+    let call =
+        "I look. <tool_call>\n{\"name\": \"weather\", \"arguments\": {\"town\": \"Lindau\"}}\n</tool_call>";
+    let tools = json!([{ "type": "function", "function": { "name": "weather", "parameters": { "type": "object" } } }]);
+    for streams in [false, true] {
+        let fake = FakeServer::in_memory();
+        fake.script_answers(&[call, "It is sunny."]);
+        let question = user("How is the weather in Lindau?");
+        let body = json!({ "messages": [question], "tools": tools, "stream": streams });
+        let response = fake.post(CHAT, &body).await;
+        let objects = if streams { lines(&response) } else { vec![response.json()] };
+        let messages = || objects.iter().map(|object| &object["message"]);
+        let text: String = messages().filter_map(|message| message["content"].as_str()).collect();
+        assert_eq!(text.trim_end(), "I look.", "{objects:?}");
+        let calls: Vec<&Value> =
+            messages().filter_map(|message| message["tool_calls"].as_array()).flatten().collect();
+        assert_eq!(calls.len(), 1, "{objects:?}");
+        let function = &calls[0]["function"];
+        assert_eq!(
+            (&function["name"], &function["arguments"]),
+            (&json!("weather"), &json!({ "town": "Lindau" }))
+        );
+        assert_eq!(objects[objects.len() - 1]["done_reason"], "stop", "{objects:?}");
+        let asked = json!({ "role": "assistant", "content": text, "tool_calls": calls });
+        let result = json!({ "role": "tool", "content": "sunny", "tool_name": "weather" });
+        let body = json!({ "messages": [question, asked, result], "tools": tools, "stream": false });
+        let answer = fake.post(CHAT, &body).await;
+        assert_eq!(answer.json()["message"]["content"], "It is sunny.", "{}", answer.text());
+        assert!(fake.script().windows[1].contains("tool: sunny"));
+        let (_, all) = fake.halo_api("GET", "/conversations", None).await;
+        assert_eq!(all.as_array().map(Vec::len), Some(1), "the history is recognized: {all}");
+    }
+}

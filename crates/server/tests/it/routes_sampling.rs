@@ -202,6 +202,54 @@ async fn chat_choices_are_streamed_by_index() {
 }
 
 #[tokio::test]
+async fn chat_choices_number_their_calls() {
+    let call = |town: &str| {
+        let object = json!({ "name": "weather", "arguments": { "town": town } });
+        format!("<tool_call>\n{object}\n</tool_call>")
+    };
+    let tools = json!([{ "type": "function", "function": { "name": "weather" } }]);
+    let body = with(chat_body(&["u How is the weather?"]), json!({ "n": 2, "tools": tools }));
+    for streams in [false, true] {
+        let fake = FakeServer::in_memory();
+        fake.script_answers(&[&format!("{}\n{}", call("Lindau"), call("Bregenz")), &call("Wangen")]);
+        let calls: Vec<(u64, Value)> = match streams {
+            false => {
+                let response = post(&fake, CHAT, &body).await;
+                let choices = response["choices"].as_array().expect("choices").clone();
+                let calls = choices.iter().flat_map(|choice| {
+                    let calls = choice["message"]["tool_calls"].as_array().expect("calls").clone();
+                    calls.into_iter().map(move |call| (choice["index"].as_u64().expect("a number"), call))
+                });
+                calls.collect()
+            }
+            true => {
+                let events = stream(&fake, CHAT, &with(body.clone(), json!({ "stream": true }))).await;
+                let deltas = events.iter().filter_map(|event| event["choices"].get(0));
+                let calls = deltas.flat_map(|choice| {
+                    let calls = choice["delta"]["tool_calls"].as_array().cloned().unwrap_or_default();
+                    calls.into_iter().map(move |call| (choice["index"].as_u64().expect("a number"), call))
+                });
+                let calls: Vec<(u64, Value)> = calls.collect();
+                let numbers: Vec<(u64, &Value)> =
+                    calls.iter().map(|(choice, call)| (*choice, &call["index"])).collect();
+                assert_eq!(numbers, [(0, &json!(0)), (0, &json!(1)), (1, &json!(0))], "{events:?}");
+                calls
+            }
+        };
+        let towns: Vec<(u64, &str)> = calls
+            .iter()
+            .map(|(choice, call)| (*choice, call["function"]["arguments"].as_str().expect("a text")))
+            .collect();
+        let arguments = ["Lindau", "Bregenz", "Wangen"].map(|town| json!({ "town": town }).to_string());
+        assert_eq!(towns, [(0, &*arguments[0]), (0, &*arguments[1]), (1, &*arguments[2])]);
+        let mut ids: Vec<&str> = calls.iter().filter_map(|(_, call)| call["id"].as_str()).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), 3, "each call has its own id: {calls:?}");
+    }
+}
+
+#[tokio::test]
 async fn chat_returns_logprobs_whole_and_streamed() {
     for store in [true, false] {
         let fake = FakeServer::in_memory();
