@@ -25,6 +25,8 @@ async def check_tools(session, name):
         "notes",
     }
     assert all(tool.output_schema["type"] == "object" for tool in tools.values())
+    hit = tools["recall"].output_schema["properties"]["hits"]["items"]["properties"]
+    assert {"text", "relevance", "score", "reason", "when"} <= set(hit), hit
     assert tools["recall"].input_schema["required"] == ["query"] and tools["recall"].annotations.read_only_hint
 
     async def call(tool, is_error=False, **values):
@@ -45,7 +47,28 @@ async def check_tools(session, name):
     assert await call("notes", text='{"gate": "green"}') == "noted"
     assert json.loads(await call("notes")) == {"gate": "green"}
     assert "JSON" in await call("notes", is_error=True, text="{")
+    await check_resources(session, name)
+    await check_prompts(session)
     return chunk
+
+
+async def check_resources(session, name):
+    """A conversation is a resource, listed and by its template."""
+    uri = f"halo://conversation/{urllib.parse.quote(name, safe='')}"
+    listed = {str(resource.uri): resource.name for resource in (await session.list_resources()).resources}
+    assert listed.get(uri) == name, listed
+    templates = (await session.list_resource_templates()).resource_templates
+    assert [template.uri_template for template in templates] == ["halo://conversation/{name}"], templates
+    text = (await session.read_resource(uri)).contents[0].text
+    assert text.index("The garden gate is green.") < text.index("Anna was born in Rome."), text
+
+
+async def check_prompts(session):
+    prompts = {prompt.name: prompt for prompt in (await session.list_prompts()).prompts}
+    assert set(prompts) == {"answer_from_memory", "remember_this"}
+    assert [(argument.name, argument.required) for argument in prompts["remember_this"].arguments] == [("text", True)]
+    prompt = await session.get_prompt("answer_from_memory", {"question": "Where was Anna born?"})
+    assert "Where was Anna born?" in prompt.messages[0].content.text and prompt.messages[0].role == "user"
 
 
 def test_mcp_over_http(server):

@@ -9,8 +9,29 @@ pub(super) struct McpToolSpec {
     description: &'static str,
     effect: ToolEffect,
     pub arguments: &'static [McpArgument],
-    /// The properties of its result: name, JSON type, description.
-    results: &'static [(&'static str, &'static str, &'static str)],
+    results: &'static [ResultField],
+}
+
+/// A property of a result.
+struct ResultField {
+    name: &'static str,
+    kind: ResultKind,
+    description: &'static str,
+}
+
+enum ResultKind {
+    Text,
+    /// A text, or null.
+    OptionalText,
+    Integer,
+    Number,
+    Flag,
+    Texts,
+    Objects(&'static [ResultField]),
+}
+
+const fn result(name: &'static str, kind: ResultKind, description: &'static str) -> ResultField {
+    ResultField { name, kind, description }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,14 +101,36 @@ const QUERY: McpArgument = required("query", "What to search for");
 const MOST: McpArgument =
     argument("most", ArgumentKind::Integer(1, 50), "Maximum number of paragraphs; default 5");
 
-const HITS: (&str, &str, &str) = (
-    "hits",
-    "array",
-    "Paragraphs, the best first: conversation, chunk (its id), said_by, when (RFC 3339), in_window (whether the model sees it now), \
-     score, reason (why it was found), text",
-);
-const CHUNKS: (&str, &str, &str) = ("chunks", "array", "Ids of the paragraphs that changed");
-const CONVERSATION_RESULT: (&str, &str, &str) = ("conversation", "string", "Name of the conversation");
+const HITS: ResultField = result("hits", ResultKind::Objects(&HIT), "Paragraphs, the best first");
+const HIT: [ResultField; 9] = [
+    CONVERSATION_RESULT,
+    result("chunk", ResultKind::Text, "Id of the paragraph"),
+    result("said_by", ResultKind::Text, "user, assistant, system or tool"),
+    result("when", ResultKind::OptionalText, "When it was said (RFC 3339); null if it is unknown"),
+    result("in_window", ResultKind::Flag, "Whether the model sees it now"),
+    result("score", ResultKind::Number, "What the hits are ranked by; it compares hits of one query only"),
+    result(
+        "relevance",
+        ResultKind::Number,
+        "The probability that it answers the query, from 0 to 1; it compares hits of different queries too",
+    ),
+    result(
+        "reason",
+        ResultKind::Text,
+        "Why it was found: the largest parts of the score, and the words that matched",
+    ),
+    result("text", ResultKind::Text, "The text"),
+];
+const CONVERSATION_LIST: [ResultField; 6] = [
+    result("name", ResultKind::Text, "Its name"),
+    result("turns", ResultKind::Integer, "How many messages it has"),
+    result("tokens", ResultKind::Integer, "How many tokens they have"),
+    result("in_window", ResultKind::Integer, "How many of them the model sees"),
+    result("created", ResultKind::Text, "When it was created (RFC 3339)"),
+    result("updated", ResultKind::Text, "When it was changed last (RFC 3339)"),
+];
+const CHUNKS: ResultField = result("chunks", ResultKind::Texts, "Ids of the paragraphs that changed");
+const CONVERSATION_RESULT: ResultField = result("conversation", ResultKind::Text, "Name of the conversation");
 
 pub(super) const TOOLS: [McpToolSpec; 8] = [
     McpToolSpec {
@@ -113,13 +156,13 @@ pub(super) const TOOLS: [McpToolSpec; 8] = [
         ],
         results: &[
             HITS,
-            ("offset", "integer", "How many conversations were skipped"),
-            (
+            result("offset", ResultKind::Integer, "How many conversations were skipped"),
+            result(
                 "searched",
-                "integer",
+                ResultKind::Integer,
                 "How many conversations were searched; a search ends after ten seconds, and offset continues it",
             ),
-            ("of", "integer", "How many conversations there are"),
+            result("of", ResultKind::Integer, "How many conversations there are"),
         ],
     },
     McpToolSpec {
@@ -132,12 +175,12 @@ pub(super) const TOOLS: [McpToolSpec; 8] = [
             "Maximum number of conversations; default 50",
         )],
         results: &[
-            (
+            result(
                 "conversations",
-                "array",
-                "Conversations: name, turns, tokens, in_window (tokens that the model sees), created and updated (RFC 3339)",
+                ResultKind::Objects(&CONVERSATION_LIST),
+                "Conversations, the latest first",
             ),
-            ("of", "integer", "How many conversations there are"),
+            result("of", ResultKind::Integer, "How many conversations there are"),
         ],
     },
     McpToolSpec {
@@ -147,13 +190,13 @@ pub(super) const TOOLS: [McpToolSpec; 8] = [
         arguments: &[CHUNK, CONVERSATION],
         results: &[
             CONVERSATION_RESULT,
-            ("chunk", "string", "Id of the paragraph"),
-            ("said_by", "string", "user, assistant or system"),
-            ("when", "string", "When it was said (RFC 3339); empty if it is unknown"),
-            ("in_window", "boolean", "Whether the model sees it now"),
-            ("pinned", "boolean", "Whether it is never pruned"),
-            ("text", "string", "The text"),
-            ("message", "array", "Ids of all paragraphs of its message, in order"),
+            result("chunk", ResultKind::Text, "Id of the paragraph"),
+            result("said_by", ResultKind::Text, "user, assistant, system or tool"),
+            result("when", ResultKind::Text, "When it was said (RFC 3339); empty if it is unknown"),
+            result("in_window", ResultKind::Flag, "Whether the model sees it now"),
+            result("pinned", ResultKind::Flag, "Whether it is never pruned"),
+            result("text", ResultKind::Text, "The text"),
+            result("message", ResultKind::Texts, "Ids of all paragraphs of its message, in order"),
         ],
     },
     McpToolSpec {
@@ -164,8 +207,8 @@ pub(super) const TOOLS: [McpToolSpec; 8] = [
         arguments: &[required("text", "The text to store"), CONVERSATION],
         results: &[
             CONVERSATION_RESULT,
-            ("turn", "integer", "Number of the message that was stored"),
-            ("chunks", "array", "Ids of its paragraphs"),
+            result("turn", ResultKind::Integer, "Number of the message that was stored"),
+            result("chunks", ResultKind::Texts, "Ids of its paragraphs"),
         ],
     },
     McpToolSpec {
@@ -188,7 +231,7 @@ pub(super) const TOOLS: [McpToolSpec; 8] = [
         description: "Reads the notes of a conversation, a JSON document; with 'text', replaces them.",
         effect: ToolEffect::Replaces,
         arguments: &[argument("text", ArgumentKind::Text, "The new notes, as JSON"), CONVERSATION],
-        results: &[CONVERSATION_RESULT, ("notes", "string", "The notes, as JSON")],
+        results: &[CONVERSATION_RESULT, result("notes", ResultKind::Text, "The notes, as JSON")],
     },
 ];
 
@@ -205,12 +248,7 @@ impl McpToolSpec {
         let input = json!({
             "type": "object", "properties": properties, "required": required, "additionalProperties": false,
         });
-        let result = |(name, kind, description): &(&str, &str, &str)| {
-            ((*name).to_owned(), json!({ "type": kind, "description": description }))
-        };
-        let results: JsonObject = self.results.iter().map(result).collect();
-        let names: Vec<&str> = self.results.iter().map(|(name, _, _)| *name).collect();
-        let output = json!({ "type": "object", "properties": results, "required": names });
+        let output = object_schema(self.results);
         let mut tool = Tool::new(self.kind.name(), self.description, object(&input));
         tool.output_schema = Some(object(&output));
         let mut hints = ToolAnnotations::new();
@@ -220,6 +258,29 @@ impl McpToolSpec {
         hints.open_world_hint = Some(false);
         tool.annotations = Some(hints);
         tool
+    }
+}
+
+/// The schema of an object with these properties, all of which it has.
+fn object_schema(fields: &[ResultField]) -> Value {
+    let properties: JsonObject = fields.iter().map(|field| (field.name.to_owned(), field.schema())).collect();
+    let names: Vec<&str> = fields.iter().map(|field| field.name).collect();
+    json!({ "type": "object", "properties": properties, "required": names })
+}
+
+impl ResultField {
+    fn schema(&self) -> Value {
+        let mut schema = match self.kind {
+            ResultKind::Text => json!({ "type": "string" }),
+            ResultKind::OptionalText => json!({ "type": ["string", "null"] }),
+            ResultKind::Integer => json!({ "type": "integer" }),
+            ResultKind::Number => json!({ "type": "number" }),
+            ResultKind::Flag => json!({ "type": "boolean" }),
+            ResultKind::Texts => json!({ "type": "array", "items": { "type": "string" } }),
+            ResultKind::Objects(fields) => json!({ "type": "array", "items": object_schema(fields) }),
+        };
+        schema["description"] = self.description.into();
+        schema
     }
 }
 

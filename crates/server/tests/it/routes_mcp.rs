@@ -71,6 +71,67 @@ async fn mcp_lists_its_tools() {
     );
 }
 
+/// Checks a value against the parts of a schema that results have: type, properties and items. No property may be undescribed.
+fn check_schema(place: &str, schema: &Value, value: &Value) {
+    let kinds = schema["type"].as_array().cloned().unwrap_or_else(|| vec![schema["type"].clone()]);
+    let is_kind = |kind: &Value| match kind.as_str() {
+        Some("string") => value.is_string(),
+        Some("null") => value.is_null(),
+        Some("integer") => value.is_u64(),
+        Some("number") => value.is_number(),
+        Some("boolean") => value.is_boolean(),
+        Some("array") => value.is_array(),
+        Some("object") => value.is_object(),
+        _ => panic!("{place}: {kind}"),
+    };
+    assert!(kinds.iter().any(is_kind), "{place}: {value} is not of {kinds:?}");
+    for (n, item) in value.as_array().into_iter().flatten().enumerate() {
+        assert!(schema["items"].is_object(), "{place} has no items");
+        check_schema(&format!("{place}[{n}]"), &schema["items"], item);
+    }
+    let Some(object) = value.as_object() else { return };
+    for name in schema["required"].as_array().expect("a list") {
+        assert!(object.contains_key(name.as_str().expect("a name")), "{place} has no {name}");
+    }
+    for (name, value) in object {
+        let property = &schema["properties"][name];
+        assert!(property["description"].is_string(), "{place}.{name} is not described");
+        check_schema(&format!("{place}.{name}"), property, value);
+    }
+}
+
+#[tokio::test]
+async fn mcp_results_follow_their_schemas() {
+    let fake = FakeServer::in_memory();
+    let list = mcp(&fake, "tools/list", json!({})).await;
+    let tools = list["result"]["tools"].as_array().expect("tools").clone();
+    let text = "The key is under the pot.";
+    let calls = [
+        ("remember", json!({ "text": text })),
+        ("recall", json!({ "query": "key" })),
+        ("recall_everywhere", json!({ "query": "key" })),
+        ("list_conversations", json!({})),
+        ("read_chunk", json!({ "chunk": "u0.0" })),
+        ("pin", json!({ "chunk": "u0.0" })),
+        ("notes", json!({ "text": "{}" })),
+    ];
+    for (name, arguments) in calls {
+        let tool = tools.iter().find(|tool| tool["name"] == name).expect("a tool");
+        let response = mcp(&fake, "tools/call", json!({ "name": name, "arguments": arguments })).await;
+        let result = &response["result"]["structuredContent"];
+        check_schema(name, &tool["outputSchema"], result);
+        if name.starts_with("recall") {
+            assert_eq!(
+                (&result["hits"][0]["text"], result["hits"].as_array().map(Vec::len)),
+                (&json!(text), Some(1))
+            );
+            assert!(result["hits"][0]["relevance"].is_number(), "{result}");
+        }
+    }
+    let resurrect = tools.iter().find(|tool| tool["name"] == "resurrect").expect("a tool");
+    assert_eq!(resurrect["outputSchema"]["properties"]["chunks"]["items"], json!({ "type": "string" }));
+}
+
 #[tokio::test]
 async fn mcp_tools_store_recall_and_edit() {
     let fake = FakeServer::in_memory();
