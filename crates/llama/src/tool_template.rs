@@ -529,8 +529,19 @@ mod tests {
     #[test]
     fn tool_template_without_functions_is_generic() {
         let chatml = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}";
-        let template = infer(chatml, "", "<|im_end|>");
-        assert_eq!(template.tools, ChatTemplate::chatml().tools);
-        assert_eq!(template.tools.section, None);
+        // One drops functions, one refuses them, and one does not write them as JSON.
+        let refusing =
+            format!("{{% if tools %}}{{{{ raise_exception('no functions') }}}}{{% endif %}}{chatml}");
+        let naming =
+            format!("{{% if tools %}}{{{{ '# ' + tools[0].function.name + '\n' }}}}{{% endif %}}{chatml}");
+        for source in [chatml, &refusing, &naming] {
+            let template = infer(source, "", "<|im_end|>");
+            assert_eq!(template.tools, ChatTemplate::chatml().tools, "{source}");
+            assert_eq!(template.tools.section, None, "{source}");
+            assert_eq!((template.user, template.assistant), {
+                let chatml = ChatTemplate::chatml();
+                (chatml.user, chatml.assistant)
+            });
+        }
     }
 }

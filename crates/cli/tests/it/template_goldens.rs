@@ -81,7 +81,7 @@ fn chats_with_functions_are_written_as_their_templates_write_them() {
     let goldens = std::fs::read_to_string(folder().join("goldens.json")).expect("the goldens");
     let goldens: Value = serde_json::from_str(&goldens).expect("JSON");
     let goldens = goldens.as_array().expect("a list");
-    assert!(goldens.len() >= 12, "{}", goldens.len());
+    assert!(goldens.len() >= 15, "{}", goldens.len());
     for golden in goldens {
         let field = |name: &str| golden[name].as_str().expect("a text").to_owned();
         let name = field("template");
