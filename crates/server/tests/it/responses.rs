@@ -470,3 +470,22 @@ async fn paths_that_cannot_be_read_are_refused_in_openai_format() {
         assert!(error["message"].is_string() && error.get("code").is_some(), "{path}: {error}");
     }
 }
+
+/// An answer that quotes the marker of calls has no call where no function was offered, also when it is read again.
+#[tokio::test]
+async fn responses_that_quote_a_call_have_none() {
+    let fake = FakeServer::in_memory();
+    let quote = format!("A call looks so: {CALL}");
+    fake.script_answers(&[&quote, &format!("I look. {CALL}")]);
+    for (body, types) in [
+        (json!({ "input": "How does a call look?" }), vec!["message"]),
+        (json!({ "input": "What time is it?", "tools": clock() }), vec!["message", "function_call"]),
+    ] {
+        let created = create(&fake, body).await;
+        let path = format!("{RESPONSES}/{}", created["id"].as_str().expect("an id"));
+        let read = fake.get(&path).await.json();
+        assert_eq!(read["output"], created["output"], "{read}");
+        let output = read["output"].as_array().expect("a list");
+        assert_eq!(output.iter().filter_map(|item| item["type"].as_str()).collect::<Vec<_>>(), types);
+    }
+}

@@ -63,7 +63,7 @@ impl InputItemFormat<'_> {
                 })]
             }
             Role::Assistant => {
-                let answer = parse_stored(self.app, text);
+                let answer = parse_stored(self.app, text, None);
                 self.calls = (turn.0, 0);
                 let mut items = Vec::new();
                 if !answer.text.is_empty() {

@@ -264,19 +264,19 @@ fn stored_answer(app: &App, id: &str, name: &str, record: &ResponseRecord) -> Ap
     let messages = app.with_reader(|store| load_messages(store, name, record.turn..=record.turn))?;
     let text = messages.into_iter().map(|(_, _, text)| text).next();
     let gone = || ErrorResponse::not_found(format!("the text of the response '{id}' was deleted"));
-    Ok(parse_stored(app, &text.ok_or_else(gone)?))
+    Ok(parse_stored(app, &text.ok_or_else(gone)?, record.offered_functions()))
 }
 
-/// Splits a stored answer. Any function may have been called in it.
-fn parse_stored(app: &App, text: &str) -> AnswerParts {
+/// Splits a stored answer. Where the functions that it could call are not known, any may have been called in it.
+fn parse_stored(app: &App, text: &str, functions: Option<Vec<String>>) -> AnswerParts {
     let template = app.backend.model_info().template;
     // The template may have written the first marker of the reasoning, which is no part of the text.
     let starts_in_reasoning = template.reasoning.as_ref().is_some_and(|reasoning| {
         text.contains(reasoning.close.as_str()) && !text.trim_start().starts_with(reasoning.open.as_str())
     });
-    let calls = Some(template.tools.call);
-    let markers =
-        AnswerMarkers { reasoning: template.reasoning, starts_in_reasoning, calls, functions: None };
+    let has_functions = functions.as_ref().is_none_or(|functions| !functions.is_empty());
+    let calls = has_functions.then_some(template.tools.call);
+    let markers = AnswerMarkers { reasoning: template.reasoning, starts_in_reasoning, calls, functions };
     markers.parse(text)
 }
 

@@ -46,6 +46,14 @@ pub(super) fn kept_ids(ids: &[String]) -> Vec<String> {
 }
 
 impl ResponseRecord {
+    /// The names of the functions that the answer could call; none where they were deleted.
+    pub fn offered_functions(&self) -> Option<Vec<String>> {
+        let names = |tools: &Vec<Value>| {
+            tools.iter().filter_map(|tool| tool["name"].as_str()).map(str::to_owned).collect()
+        };
+        self.parameters["tools"].as_array().map(names)
+    }
+
     pub fn to_json(&self) -> String {
         let ResponseUsage { input, cached, output, reasoning } = self.usage;
         json!({
