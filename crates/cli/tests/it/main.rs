@@ -2,6 +2,7 @@
 
 mod built_tests;
 mod chat;
+mod client_tables;
 mod common;
 mod config;
 mod docs;

@@ -12,7 +12,7 @@ const MAX_SHARED_ROWS: usize = 5;
 /// The number of requirements in each founding document.
 const REQUIREMENT_COUNTS: [(&str, u32); 5] = [("S0", 20), ("S1", 184), ("S2", 49), ("S3", 76), ("S4", 26)];
 
-fn repository_root() -> PathBuf {
+pub fn repository_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
@@ -33,7 +33,7 @@ fn has_reason(state: &str) -> bool {
 }
 
 /// The first error of a row: it names no file or test, or one that does not exist.
-fn row_error(root: &Path, state: &str, path: &str, test: &str) -> Option<String> {
+pub fn row_error(root: &Path, state: &str, path: &str, test: &str) -> Option<String> {
     let done = state_kind(state) == "done";
     if done && (path.is_empty() || test.is_empty()) {
         return Some("is done but does not name its file and its test".into());
