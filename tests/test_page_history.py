@@ -106,3 +106,21 @@ def test_view_stays_open_beside_the_next_chat(talk, open_chat):
         page.evaluate(f"history.{step}()")
         in_chat(page, name)
         panel_is(page, title)
+
+
+def test_views_of_a_new_chat_are_empty_until_something_is_said(talk, open_chat):
+    """Without failed requests: the server has nothing of it yet."""
+    page = open_chat(talk, "one")
+    in_chat(page, "one")
+    page.click("#inspect")
+    panel_is(page, "Out of context")
+    page.click("#new-chat")
+    expect(page.locator(".empty")).to_be_visible()
+    for name in ("graveyard", "search", "stats", "past", "notes", "captures", "memories"):
+        page.click(f"#panel [data-panel={name}]")
+        expect(page.locator("#panel-body")).to_have_text("Nothing has been said in this chat yet.")
+    page.click("#panel [data-panel=stats]")
+    page.fill("#message", "The first words.")
+    page.press("#message", "Enter")
+    expect(page.locator("#panel svg.chart").first).to_be_visible()
+    expect(page.locator("#panel-body")).not_to_contain_text("Nothing has been said")

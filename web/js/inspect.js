@@ -44,7 +44,8 @@ export function init() {
     drawCount();
   });
   on("state", () => {
-    open?.handlers?.state?.();
+    if (open?.isWaiting) draw(open.name, open.options);
+    else open?.handlers?.state?.();
     drawCount();
   });
   on("download", (event) => open?.handlers?.download?.(event));
@@ -137,7 +138,7 @@ function draw(name, options = {}, focus = false) {
   } else body.setAttribute("role", "group");
   body.setAttribute("aria-label", title);
   $("panel").hidden = false;
-  const view = { name, options, handlers: {} };
+  const view = { name, options, handlers: {}, isWaiting: false };
   open = view;
   markButtons();
   drawCount();
@@ -145,6 +146,12 @@ function draw(name, options = {}, focus = false) {
   load().then(
     (build) => {
       if (open !== view) return;
+      // The server has nothing of a chat that is not stored: its views would be errors.
+      if (inTabs && (!state.snapshot || state.snapshot.fresh)) {
+        view.isWaiting = true;
+        if (state.snapshot) body.append(el("p", { class: "quiet" }, "Nothing has been said in this chat yet."));
+        return;
+      }
       view.handlers = build(body, options) ?? {};
       const first = /** @type {HTMLElement | null} */ (body.querySelector("input, select, textarea"));
       if (focus && document.activeElement === closeButton) first?.focus();
