@@ -7,6 +7,7 @@ import shutil
 import threading
 
 import pytest
+
 from conftest import ROOT, ScriptedModel, Server, wait_for
 
 
