@@ -4,6 +4,7 @@ import re
 
 from playwright.sync_api import expect
 
+from conftest import Server
 from test_transcript import shot
 
 TALK = ["The gun on the wall of the lodge is called Betsy."] + [
@@ -60,3 +61,20 @@ def test_statistics_have_axes_and_values(scripted, open_chat):
     assert all(any(sentence["text"].strip() in text for text in said) for sentence in extracted)
     items.first.get_by_role("button").click()
     expect(page.locator(f"[data-chunk='{extracted[0]['chunk']}']")).to_be_in_viewport()
+
+
+def test_statistics_before_the_first_answer(open_chat, tmp_path, remote_model):
+    server = Server(tmp_path, "recall.mode=lexical", model=remote_model([[" word"] * 40], 0.1)).start()
+    try:
+        page = open_chat(server)
+        page.fill("#message", "Tell me a story.")
+        page.press("#message", "Enter")
+        expect(page.locator("#stop")).to_be_visible()
+        expect(page.locator(".turn.user")).to_have_count(1)
+        page.click("#inspect")
+        page.click("#panel [data-panel=stats]")
+        expect(page.locator("#panel-body")).to_have_text("No answer yet.")
+        expect(page.locator("#panel svg.chart").first).to_be_visible(timeout=30_000)
+        page.close()
+    finally:
+        server.stop()

@@ -33,7 +33,9 @@ export function stats(panel) {
       const [turns, { chunks }] = await Promise.all([api.turns(state.name), api.conversation(state.name)]);
       const measured = turns.filter((turn) => turn.figures).slice(-MAX_TURNS);
       body.replaceChildren(...views(measured, chunks));
-      loadReturns(measured, body.querySelector("#returns"));
+      // Before the first answer there are no figures.
+      const returns = body.querySelector("#returns");
+      if (returns) loadReturns(measured, returns);
     } catch (error) {
       // A chat without messages has no statistics.
       const text = error.status === 404 ? "No answer yet." : error.message;
