@@ -8,7 +8,7 @@ use crate::align::{
 use crate::conversation::{SYSTEM_PROMPT_KEY, load_setting, turn_text};
 use crate::variant;
 use halo_core::Error;
-use halo_core::store::{Access, MessageKey, MessageLookup, Store};
+use halo_core::store::{Access, MessageKey, MessageLookup, ORIGINAL_OF_KEY, RecordKind, Store};
 use halo_core::timeline::Timeline;
 use halo_core::token::{Role, TurnId};
 use std::collections::BTreeSet;
@@ -45,16 +45,15 @@ pub fn find_conversation(
     let matched = longest_known_prefix(store, &prefixes)?;
     // The longest stored prefix, and the one before it: its last message may have been edited.
     for prefix in prefixes[..matched].iter().rev().take(2) {
-        let found = store.find_messages(MessageLookup::Prefix(*prefix), MAX_CANDIDATES)?;
-        names.extend(found.into_iter().map(|(name, _)| name));
+        names.extend(find_candidates(store, MessageLookup::Prefix(*prefix))?);
     }
     if matched + 1 < sent.len() {
         for hash in lookup_hashes(sent, MAX_LOOKUPS) {
-            let found = store.find_messages(MessageLookup::Loose(hash), MAX_CANDIDATES)?;
+            let found = find_candidates(store, MessageLookup::Loose(hash))?;
             if found.len() == 1 {
                 unique.insert(hash);
             }
-            names.extend(found.into_iter().map(|(name, _)| name));
+            names.extend(found);
         }
     }
     let mut best: Option<((align::AlignScore, i64), ConversationMatch)> = None;
@@ -68,6 +67,26 @@ pub fn find_conversation(
         }
     }
     Ok(best.map(|(_, best)| best))
+}
+
+/// The conversations with a message, once for each message. Those that were kept when they were retokenized have the messages of
+/// the one in their place, and are left out beside it.
+fn find_candidates(store: &mut dyn Store, lookup: MessageLookup) -> Result<Vec<String>, Error> {
+    let found = store.find_messages(lookup, MAX_CANDIDATES)?;
+    let mut names: Vec<String> = found.into_iter().map(|(name, _)| name).collect();
+    let distinct: BTreeSet<String> = names.iter().cloned().collect();
+    if distinct.len() < 2 {
+        return Ok(names);
+    }
+    let (mut ids, mut originals): (BTreeSet<String>, Vec<(String, String)>) = Default::default();
+    for name in distinct {
+        ids.extend(store.find_conversation(&name)?.map(|summary| summary.id));
+        let successor = store.record(&name, RecordKind::Setting, ORIGINAL_OF_KEY)?;
+        originals.extend(successor.map(|successor| (name, successor.value)));
+    }
+    originals.retain(|(_, successor)| ids.contains(successor));
+    names.retain(|name| !originals.iter().any(|(original, _)| original == name));
+    Ok(names)
 }
 
 /// The length of the longest prefix that some conversation has, by binary search: it has every shorter one too.

@@ -454,7 +454,7 @@ impl App {
     }
 }
 
-fn conversation_not_found(name: &str) -> ErrorResponse {
+pub(crate) fn conversation_not_found(name: &str) -> ErrorResponse {
     ErrorResponse::not_found(format!("there is no conversation '{name}'; the first message creates it"))
 }
 

@@ -228,26 +228,19 @@ fn files_named_by_settings_must_be_regular() {
     let model = format!("scripted:{}", script.display());
     for path in [&pipe, &folder, Path::new("/dev/zero")] {
         let path = path.display().to_string();
-        let cases = [
-            vec![
-                "serve".to_owned(),
-                format!("--set=server.cert={path}"),
-                format!("--set=server.cert_key={path}"),
-            ],
-            vec!["ask".to_owned(), "x".to_owned(), format!("--model={path}")],
-            vec!["ask".to_owned(), "x".to_owned(), format!("--model=scripted:{path}")],
-            vec!["rooms".to_owned(), "new".to_owned(), "w".to_owned(), format!("--file={path}")],
-            vec![
-                "rooms".to_owned(),
-                "run".to_owned(),
-                "example".to_owned(),
-                format!("--set=rooms.prompts={path}"),
-            ],
-            vec!["conversations".to_owned(), format!("--config={path}")],
+        let set = |key: &str| format!("{key}={path}");
+        let (cert, key, prompts) = (set("server.cert"), set("server.cert_key"), set("rooms.prompts"));
+        let scripted = format!("scripted:{path}");
+        let cases: [&[&str]; 6] = [
+            &["serve", "--set", &cert, "--set", &key],
+            &["ask", "x", "--model", &path],
+            &["ask", "x", "--model", &scripted],
+            &["rooms", "new", "w", "--file", &path],
+            &["rooms", "run", "example", "--beats", "1", "--model", &model, "--set", &prompts],
+            &["config", "--config", &path],
         ];
         for args in cases {
-            let args: Vec<&str> = args.iter().map(String::as_str).collect();
-            let run = run_halo(data.path(), &args);
+            let run = run_halo(data.path(), args);
             assert!(run.status != 0 && run.err.contains(&path), "{args:?}: {}", run.err);
         }
         let catalogue = [("HALO_MODELS_CATALOGUE", path.as_ref())];

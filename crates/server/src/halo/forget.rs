@@ -3,7 +3,7 @@
 // The macro that describes the routes qualifies names that it need not.
 #![allow(unused_qualifications)]
 
-use crate::app::App;
+use crate::app::{App, conversation_not_found};
 use crate::error::{ApiError, ApiResult, ErrorResponse, JsonBody, PathParams, QueryParams, spawn_blocking};
 use crate::originals::{load_originals, originals_of};
 use axum::Json;
@@ -18,7 +18,7 @@ use halo_engine::forget::{
 };
 use halo_engine::host::JobContext;
 use halo_engine::memory::Memory;
-use halo_engine::session::Session;
+use halo_engine::session::{Session, kv_cache_key};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -251,14 +251,15 @@ async fn forget_with_originals(
     let mut warnings = Vec::new();
     // The originals first: the warnings of the conversation name what still has its text.
     for original in &originals {
-        if let Err(error) = plan_and_forget(app, original, ForgetQuery::All, timing).await {
+        let opening = OpenSession::IfOpen;
+        if let Err(error) = plan_and_forget(app, original, ForgetQuery::All, timing, opening).await {
             warnings.push(format!(
                 "'{original}' has the same messages and was not forgotten: {}",
                 error.message()
             ));
         }
     }
-    let mut result = plan_and_forget(app, name, query, timing).await?;
+    let mut result = plan_and_forget(app, name, query, timing, OpenSession::IfPossible).await?;
     result.warnings.extend(warnings);
     Ok(result)
 }
@@ -269,10 +270,11 @@ async fn plan_and_forget(
     name: &str,
     query: ForgetQuery,
     timing: ForgetTiming,
+    opening: OpenSession,
 ) -> ApiResult<ApiForgetResult> {
     let erases_all = matches!(query, ForgetQuery::All);
     let conversation = name.to_owned();
-    let (plan, report) = run_forget(app, name, move |mut job| {
+    let (plan, report) = run_forget(app, name, opening, move |mut job| {
         let plan = job.service.plan(&conversation, &query)?;
         if plan.rows.is_empty() {
             return Err(ErrorResponse::not_found("nothing matches: nothing was forgotten"));
@@ -346,7 +348,7 @@ async fn cancel_forget(
     if is_whole {
         for original in find_originals(&app, &name).await? {
             let conversation = original.clone();
-            run_forget(&app, &original, move |mut job| {
+            run_forget(&app, &original, OpenSession::IfOpen, move |mut job| {
                 Ok(job.run(|service| service.cancel(&conversation, &ForgetSelection::default()))?)
             })
             .await?;
@@ -354,7 +356,7 @@ async fn cancel_forget(
     }
     let selection = parse_selection(&request.chunks, request.turns)?;
     let conversation = name.clone();
-    let cancelled = run_forget(&app, &name, move |mut job| {
+    let cancelled = run_forget(&app, &name, OpenSession::IfPossible, move |mut job| {
         let cancelled = job.run(|service| service.cancel(&conversation, &selection))?;
         job.announce_change(ChangeAction::Undeleted, Vec::new());
         Ok(cancelled)
@@ -385,55 +387,79 @@ async fn list_proofs(State(app): State<Arc<App>>) -> ApiResult<Json<ApiForgetPro
 
 /// What is forgotten of one conversation, and the session that has it open.
 struct ForgetJob<'a> {
+    app: &'a App,
     service: ForgetService<'a>,
-    /// The session with the key of its KV cells. None where the conversation cannot be opened, because its model is gone: it
-    /// can be forgotten all the same.
-    open: Option<(&'a mut Session, &'a JobContext<'a>, String)>,
+    kv_key: String,
+    /// None where the conversation is not open: it can be forgotten all the same.
+    open: Option<(&'a mut Session, &'a JobContext<'a>)>,
 }
 
 impl ForgetJob<'_> {
     /// Runs work that takes the lease itself.
     fn run<T>(&mut self, work: impl FnOnce(&ForgetService<'_>) -> T) -> T {
-        let Self { service, open } = self;
+        let Self { service, open, .. } = self;
         match open {
-            Some((session, context, _)) => context.run_without_lease(session, || work(service)),
+            Some((session, context)) => context.run_without_lease(session, || work(service)),
             None => work(service),
         }
     }
 
+    /// Deletes the KV cells in memory; those on disk are deleted with the text.
     fn delete_kv(&mut self) -> Result<(), Error> {
-        let open = self.open.as_mut();
-        open.map_or(Ok(()), |(session, _, kv_key)| session.delete_kv(kv_key))
+        match &mut self.open {
+            Some((session, _)) => session.delete_kv(&self.kv_key),
+            None => self.app.backend.model()?.delete_kv(&self.kv_key),
+        }
     }
 
     fn announce_change(&self, action: ChangeAction, chunks: Vec<ChunkId>) {
-        if let Some((_, context, _)) = &self.open {
+        if let Some((_, context)) = &self.open {
             context.announce_change(action, chunks);
         }
     }
 }
 
-/// Runs work on the thread of a conversation; without one where the conversation cannot be opened.
+/// Whether a conversation is opened to forget something of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OpenSession {
+    /// If its model can be loaded.
+    IfPossible,
+    /// Only if it is open: opening an original would tokenize it again for the model that its successor has chosen.
+    IfOpen,
+}
+
+/// Runs work on the thread of a conversation; without one where it is not opened.
 async fn run_forget<T: Send + 'static>(
     app: &Arc<App>,
     name: &str,
+    opening: OpenSession,
     work: impl FnOnce(ForgetJob<'_>) -> ApiResult<T> + Send + 'static,
 ) -> ApiResult<T> {
-    let opened = {
-        let (app, name) = (Arc::clone(app), name.to_owned());
-        spawn_blocking(move || app.open_conversation(&name)).await
+    let opened = match opening {
+        OpenSession::IfOpen => app.host.find_open(name).ok_or(None),
+        OpenSession::IfPossible => {
+            let (app, name) = (Arc::clone(app), name.to_owned());
+            spawn_blocking(move || app.open_conversation(&name)).await.map_err(Some)
+        }
     };
     let app = Arc::clone(app);
     let handle = match opened {
         Ok(handle) => handle,
-        Err(error) if [ErrorKind::Busy, ErrorKind::Conflict].contains(&error.kind()) => return Err(error),
+        Err(Some(error)) if [ErrorKind::Busy, ErrorKind::Conflict].contains(&error.kind()) => {
+            return Err(error);
+        }
         Err(error) => {
             let name = name.to_owned();
             return spawn_blocking(move || {
-                if app.with_reader(|store| store.find_conversation(&name))?.is_none() {
-                    return Err(error);
-                }
-                work(ForgetJob { service: ForgetService::new(app.backend.forget_backend()), open: None })
+                let kv_key = app.with_reader(|store| {
+                    let summary = store.find_conversation(&name)?;
+                    summary.map(|summary| kv_cache_key(store, &summary)).transpose()
+                })?;
+                let Some(kv_key) = kv_key else {
+                    return Err(error.unwrap_or_else(|| conversation_not_found(&name)));
+                };
+                let service = ForgetService::new(app.backend.forget_backend());
+                work(ForgetJob { app: &app, service, kv_key, open: None })
             })
             .await;
         }
@@ -442,7 +468,7 @@ async fn run_forget<T: Send + 'static>(
     handle.submit(move |session, context| {
         let kv_key = session.kv_key().to_owned();
         let service = ForgetService::new(app.backend.forget_backend());
-        let _ = done.send(work(ForgetJob { service, open: Some((session, context, kv_key)) }));
+        let _ = done.send(work(ForgetJob { app: &app, service, kv_key, open: Some((session, context)) }));
     })?;
     let closed = |_| ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "the program is shutting down");
     result.await.map_err(closed)?

@@ -9,6 +9,7 @@ use halo_server::{ListenOptions, ServerLimits, serve};
 use halo_store::database::{Database, StoreLocation};
 use halo_worlds::world_store::HEADER_KIND;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -333,9 +334,12 @@ async fn originals_are_deleted_and_restored_with_their_conversation() {
     fake.app.shutdown();
     drop(fake);
     let mut store = Database::open(&location).expect("the store opens");
-    store
-        .replace_by_copy("main", "before", "another model", &[], &mut |turn| Ok(Some(turn)))
-        .expect("the conversation is replaced");
+    let model = store.find_conversation("main").expect("it is read").expect("it is stored").model;
+    for (kept, model) in [("first", "another model"), ("before", &*model)] {
+        store
+            .replace_by_copy("main", kept, model, &[], &mut |turn| Ok(Some(turn)))
+            .expect("the conversation is replaced");
+    }
     store.rename("main", "Lindau").expect("it is renamed");
     drop(store);
 
@@ -358,27 +362,49 @@ async fn originals_are_deleted_and_restored_with_their_conversation() {
     };
     let texts = async || {
         let mut texts = Vec::new();
-        for name in ["Lindau", "before"] {
+        for name in ["Lindau", "before", "first"] {
             let (status, state) = fake.halo_api("GET", &format!("/conversations/{name}"), None).await;
             assert_eq!(status, 200, "{state}");
             texts.push(state["chunks"].to_string().contains(SECRET));
         }
         texts
     };
-    assert_eq!(listed().await, [("Lindau".into(), Value::Null), ("before".into(), "Lindau".into())]);
-    assert_eq!(texts().await, [true, true]);
+    let all = [("Lindau", Value::Null), ("before", "Lindau".into()), ("first", "before".into())];
+    let all = all.map(|(name, of)| (name.to_owned(), of));
+    assert_eq!(listed().await, all);
+    assert_eq!(texts().await, [true; 3]);
     let (status, result) = fake.halo_api("GET", &format!("/search?q={SECRET}"), None).await;
     assert_eq!(status, 200, "{result}");
     assert!(result.to_string().contains("Lindau") && !result.to_string().contains("before"), "{result}");
 
     let (status, result) = fake.halo_api("DELETE", "/conversations/Lindau?confirm=Lindau", None).await;
     assert_eq!(status, 200, "{result}");
-    assert_eq!(texts().await, [false, false], "both are hidden");
+    assert_eq!(texts().await, [false; 3], "all are hidden");
     assert_eq!(deleted().await, ["Lindau"], "the original is not a row of its own");
     let (status, result) =
         fake.halo_api("POST", "/conversations/Lindau/forget/cancel", Some(&json!({}))).await;
     assert_eq!(status, 200, "{result}");
-    assert_eq!(texts().await, [true, true], "both are restored");
+    assert_eq!(texts().await, [true; 3], "all are restored");
+    assert_eq!(listed().await, all, "none was tokenized again for the present model");
+
+    // A client that sends its history goes on with the one in their place.
+    let (status, transcript) = fake.halo_api("GET", "/conversations/Lindau/transcript", None).await;
+    assert_eq!(status, 200, "{transcript}");
+    let said = transcript["messages"].as_array().expect("messages").iter().map(|message| {
+        let chunks = message["chunks"].as_array().expect("chunks").iter();
+        let text: String = chunks.filter_map(|chunk| chunk["text"].as_str()).collect();
+        json!({ "role": message["role"], "content": text.trim() })
+    });
+    let next = json!({ "role": "user", "content": "And what about coffee?" });
+    let messages: Vec<Value> = said.chain([next]).collect();
+    let answer = fake.chat(&json!({ "model": "any", "messages": messages }), None).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let (_, list) = fake.halo_api("GET", "/conversations", None).await;
+    let rows = list.as_array().expect("a list").iter();
+    let turns: BTreeMap<&str, u64> = rows
+        .map(|row| (row["name"].as_str().unwrap_or_default(), row["turns"].as_u64().unwrap_or(0)))
+        .collect();
+    assert_eq!(turns, BTreeMap::from([("Lindau", 6), ("before", 4), ("first", 4)]));
 
     let (status, result) =
         fake.halo_api("DELETE", "/conversations/Lindau?confirm=Lindau&now=true", None).await;
