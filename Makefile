@@ -79,7 +79,8 @@ lint:
 doc:
 	RUSTDOCFLAGS="--deny warnings" $(CARGO) doc --workspace --no-deps --locked --quiet
 
-unit:
+unit: # the packages for `clients` are installed meanwhile; if that fails, `clients` says why
+	@mkdir -p target && { scripts/client-packages >target/client-packages.log 2>&1 & }
 	$(LINTED) $(CARGO) test --workspace --all-targets --no-run --locked
 	HALO_ALL_TESTS_BUILT=1 $(LINTED) $(CARGO) test --workspace --locked
 
