@@ -326,7 +326,7 @@ def test_context_is_at_most_what_the_model_was_trained_for(small):
     assert small.halo("PUT", "/settings/model.context", {"value": "4096"})[0] == 200
     small.stop()
     small.start()
-    assert small.halo("GET", "/status")[1]["model"]["context"] == 4096
+    assert small.halo("GET", "/status")[1]["context"] == 4096
     assert small.halo("PUT", "/settings/model.context", {"value": None})[0] == 200
 
 

@@ -81,7 +81,8 @@ def test_page_with_30000_tokens(browser, long_conversation):
     loaded = page.evaluate("slow.splice(0)")
     page.fill("#message", "Tell me more.")
     page.press("#message", "Enter")
-    expect(page.locator(".chunk", has_text="word0 ")).to_be_visible(timeout=60_000)
+    # Until then the question is drawn, and again when it is stored.
+    expect(page.locator(".chunk", has_text="word20 ")).to_be_visible(timeout=60_000)
     page.evaluate("watch()")
     expect(page.locator(".chunk", has_text="word300")).to_be_visible(timeout=60_000)
     # During an answer, only the growing paragraph changes, at most once per frame.

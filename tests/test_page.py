@@ -616,6 +616,7 @@ def test_edit_and_regenerate(open_page):
     with answered(page):
         page.locator(".turn.last").get_by_role("button", name="Regenerate").click()
     expect(page.locator(".turn")).to_have_count(4)
+    expect(page.locator(".turn").last).to_have_class(re.compile(r"\bassistant\b"))
     expect(variants).to_contain_text("2/2")
     shot(page, "variants")
     # The first answer is kept and can be chosen again.

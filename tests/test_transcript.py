@@ -253,7 +253,7 @@ THINKING = ["<think>They want", " an animal."] + [f" thought{n}" for n in range(
 
 
 def test_folds_stay_open_while_the_answer_grows_and_after_it(browser, tmp_path, remote_model):
-    server = Server(tmp_path, "recall.mode=lexical", model=remote_model([THINKING], 0.06)).start()
+    server = Server(tmp_path, "recall.mode=lexical", model=remote_model([THINKING], 0.2)).start()
     page = browser.new_page()
     try:
         page.goto(f"{server.url}/#main")
