@@ -5,12 +5,27 @@ use halo_core::Error;
 use halo_core::store::{ConversationSummary, ORIGINAL_OF_KEY, RecordKind, Store};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The names of kept originals, each with the name of the conversation in its place.
+/// The names of kept originals, each with the name of the conversation in its place: what lists and searches leave out.
 pub(crate) fn load_originals(
     store: &mut dyn Store,
     conversations: &[ConversationSummary],
 ) -> Result<BTreeMap<String, String>, Error> {
+    let mut originals = load_recorded_originals(store, conversations)?;
+    // Earlier versions did not note it. A name is a guess: nothing is deleted for it.
     let names: BTreeSet<&str> = conversations.iter().map(|summary| summary.name.as_str()).collect();
+    for name in &names {
+        if let Some(base) = name_of_successor(name).filter(|base| names.contains(base)) {
+            originals.entry((*name).to_owned()).or_insert_with(|| base.to_owned());
+        }
+    }
+    Ok(originals)
+}
+
+/// As [`load_originals`], without those that only their names show: what is deleted and restored together.
+pub(crate) fn load_recorded_originals(
+    store: &mut dyn Store,
+    conversations: &[ConversationSummary],
+) -> Result<BTreeMap<String, String>, Error> {
     let by_id: BTreeMap<&str, &str> =
         conversations.iter().map(|summary| (summary.id.as_str(), summary.name.as_str())).collect();
     let mut originals: BTreeMap<String, String> = BTreeMap::new();
@@ -18,12 +33,6 @@ pub(crate) fn load_originals(
         // An original whose successor was erased, or that was imported elsewhere, is a conversation of its own.
         if let Some(successor) = by_id.get(record.value.as_str()).filter(|successor| **successor != name) {
             originals.insert(name, (*successor).to_owned());
-        }
-    }
-    // Earlier versions did not note it.
-    for name in names.iter().filter(|name| !originals.contains_key(**name)).copied().collect::<Vec<_>>() {
-        if let Some(base) = name_of_successor(name).filter(|base| names.contains(base)) {
-            originals.insert(name.to_owned(), base.to_owned());
         }
     }
     Ok(originals)

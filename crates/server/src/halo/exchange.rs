@@ -7,7 +7,7 @@ use super::transcript::{ApiTranscriptMessage, read_messages};
 use crate::app::{App, check_conversation_name};
 use crate::backend::ImportResult;
 use crate::error::{ApiError, ApiResult, ErrorResponse, PathParams, QueryParams, spawn_blocking};
-use crate::originals::load_originals;
+use crate::originals::load_recorded_originals;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -150,7 +150,7 @@ async fn list_deleted_conversations(
         let deleted = app.with_reader(|store| {
             let mut deleted = Vec::new();
             let summaries = store.list_conversations()?;
-            let originals = load_originals(store, &summaries)?;
+            let originals = load_recorded_originals(store, &summaries)?;
             // Only a conversation without live tokens can be deleted as a whole. Originals are restored with theirs.
             let is_listed =
                 |summary: &ConversationSummary| summary.live == 0 && !originals.contains_key(&summary.name);

@@ -5,7 +5,7 @@
 
 use crate::app::{App, conversation_not_found};
 use crate::error::{ApiError, ApiResult, ErrorResponse, JsonBody, PathParams, QueryParams, spawn_blocking};
-use crate::originals::{load_originals, originals_of};
+use crate::originals::{load_recorded_originals, originals_of};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -232,7 +232,7 @@ async fn find_originals(app: &Arc<App>, name: &str) -> ApiResult<Vec<String>> {
     spawn_blocking(move || {
         let originals = app.with_reader(|store| {
             let conversations = store.list_conversations()?;
-            load_originals(store, &conversations)
+            load_recorded_originals(store, &conversations)
         })?;
         Ok(originals_of(&originals, &name))
     })

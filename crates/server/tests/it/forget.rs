@@ -414,3 +414,21 @@ async fn originals_are_deleted_and_restored_with_their_conversation() {
     drop(fake);
     assert!(!is_stored(folder.path()));
 }
+
+/// A name like that of an original is a guess: the conversation is not deleted with the other one.
+#[tokio::test]
+async fn conversations_with_the_name_of_an_original_are_kept() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let fake = server(folder.path());
+    conversation_with_secret(&fake).await;
+    let body = json!({ "model": "any", "messages": [{ "role": "user", "content": "I also like tea." }] });
+    let answer = fake.chat(&body, Some("main (original)")).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let (status, result) = fake.halo_api("DELETE", "/conversations/main?confirm=main&now=true", None).await;
+    assert_eq!(status, 200, "{result}");
+    let (_, list) = fake.halo_api("GET", "/conversations", None).await;
+    assert_eq!(list[0]["name"], "main (original)", "{list}");
+    let (status, state) = fake.halo_api("GET", "/conversations/main%20(original)", None).await;
+    assert!(status == 200 && state["chunks"].to_string().contains("I also like tea."), "{state}");
+    fake.app.shutdown();
+}
