@@ -156,12 +156,16 @@ struct LockSession {
     /// Counts the sessions: a lock of an earlier one was released with it.
     generation: u64,
     held: BTreeSet<u64>,
-    /// When no session could be opened, and why. Those that have waited meanwhile do not try again one after the other.
+    /// When a server did not answer, and what the error was. Those that have waited meanwhile do not try again one after the
+    /// other. A server that refuses at once is asked again, because it may be back.
     failed: Option<(Instant, SqlError)>,
 }
 
-/// How long a failed connection answers for the next ones.
+/// How long a connection that was not answered stands for the next ones.
 const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A connection that fails sooner was refused.
+const REFUSAL: Duration = Duration::from_millis(250);
 
 impl LockSession {
     fn live_client(&self) -> Option<Arc<Client>> {
@@ -360,8 +364,9 @@ impl PostgresPool {
         {
             return Err(error.clone());
         }
+        let started = Instant::now();
         let client = self.open_lock_session().inspect_err(|error| {
-            session.failed = Some((Instant::now(), error.clone()));
+            session.failed = (started.elapsed() > REFUSAL).then(|| (Instant::now(), error.clone()));
         })?;
         session.client = Some(Arc::clone(&client));
         session.generation += 1;
