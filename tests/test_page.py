@@ -185,6 +185,15 @@ def test_paragraph_is_pruned_and_resurrected_at_its_position(open_page, small, r
     expect(page.locator("#stop")).to_be_hidden(timeout=LONG)
     # The answer says what it used, also after a reload, and leads to it.
     page.reload()
+    expect(page.locator(".turn.assistant").last).to_be_visible()
+    # One element for each chunk, within the message of its turn and role.
+    drawn = page.locator("#log .chunk").evaluate_all("""all => all.map((node) => {
+      const turn = node.closest(".turn");
+      return [node.dataset.chunk, turn.dataset.turn, turn.classList.contains("user") ? "u" : "a"];
+    })""")
+    _, transcript = small.halo("GET", "/conversations/main/transcript?limit=100")
+    stored = [chunk["id"] for message in transcript["messages"] for chunk in message["chunks"]]
+    assert drawn == [[name, name[1:].split(".")[0], name[0]] for name in stored], drawn
     chip = page.locator(".turn.assistant").last.locator(".chip", has_text="Good morning! I am cleaning")
     expect(chip).to_be_visible()
     chip.click()
@@ -221,7 +230,7 @@ def test_paragraph_pruned_by_brightness_comes_back(browser, tmp_path, preset):
     server.stop()
 
 
-def test_manual_edits(open_page):
+def test_manual_edits(open_page, small):
     page = open_page()
     say(page, "The red fox is called Rufus.")
     fox = chunk(page, "Rufus")
@@ -240,6 +249,13 @@ def test_manual_edits(open_page):
     expect(fox.locator(".mark")).to_be_visible()
     assert page.locator(".chunk").first.text_content().find("Rufus") >= 0, "at its own position"
     page.keyboard.press("Escape")
+    # It is stored so: in the context, pinned, and every token with full brightness.
+    revived = small.halo("GET", "/conversations/main/chunks/u0.0")[1]
+    assert revived["chunk"]["live"] and revived["chunk"]["pinned"], revived["chunk"]
+    assert {token["brightness"] for token in revived["tokens"]} == {10_000}, revived["tokens"]
+    page.reload()
+    expect(fox.locator(".mark")).to_be_visible()
+    expect(fox).not_to_have_class(GHOST)
     # Deleted after a confirmation, and undone.
     fox.focus()
     page.keyboard.press("Delete")
