@@ -108,3 +108,36 @@ def test_prompts_of_a_remote_model_are_cooled_by_setting(browser, tmp_path, remo
         assert len(said) == 2 and all(answer.startswith(text) for text in said)
         assert (characters <= 300 * 4 + 16) == cooled, characters
         assert (said[0] == answer) != cooled
+
+
+def test_prompts_are_cooled_above_4096_tokens(tmp_path, remote_model):
+    """With the limit of the founding document, a prompt of 4,096 tokens is sent as it is, and one more token is cut off."""
+
+    def estimate(messages):
+        # As the founding document counts: four characters are a token.
+        return sum(len(message["content"]) // 4 for message in messages)
+
+    def second_prompt(name, answer):
+        address = remote_model([[answer]])
+        sizes = ("context.max_tokens=0", "generation.max_tokens=10000", "model.cooling_tokens=4096")
+        server = Server(tmp_path / name, "recall.mode=lexical", *sizes, model=address).start()
+        try:
+            server.say("main", "What do you see from the lighthouse?")
+            server.say("main", "And tonight?")
+            figures = server.halo("GET", "/conversations/main/turns")[1][-1]["figures"]
+        finally:
+            server.stop()
+        messages = remote_model.models[-1].requests[-1]["messages"]
+        assert [message["role"] for message in messages][-3:] == ["user", "assistant", "user"]
+        return messages, messages[-2]["content"], figures["cooled_messages"]
+
+    messages, said, _ = second_prompt("short", "boat")
+    assert said == "boat"
+    room = 4096 - (estimate(messages) - 1)
+    boats = "A boat is in the harbour. " * 1000
+    whole = boats[: room * 4 + 2] + "."
+    messages, said, cooled = second_prompt("whole", whole)
+    assert (said == whole, cooled, estimate(messages)) == (True, 0, 4096)
+    longer = boats[: room * 4 + 3] + "."
+    messages, said, cooled = second_prompt("longer", longer)
+    assert (said, cooled, estimate(messages)) == (longer[: room * 4], 1, 4096)
