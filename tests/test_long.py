@@ -45,6 +45,52 @@ def long_conversation(tmp_path, remote_model):
     server.stop()
 
 
+def test_page_draws_an_answer_in_less_time_than_it_takes(browser, tmp_path, remote_model):
+    """In a context of 500 tokens, scripts, styles and layout take at most 5 ms for a token, the time that the founding document
+    has for everything but the model: so the page keeps up with 200 tokens per second. It is time of a core, whatever else
+    runs on the machine."""
+    model = remote_model([[" word"] * 470, ANSWER], 1 / PACE)
+    server = Server(tmp_path, "recall.mode=lexical", "generation.max_tokens=1000", model=model).start()
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    try:
+        assert 450 <= server.say("main", "Say many words.")["live"] <= 550
+        page.goto(server.url + "/#main")
+        expect(page.locator(".turn.assistant")).to_be_visible(timeout=60_000)
+        session = page.context.new_cdp_session(page)
+        session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+        def spent_ms():
+            metrics = {metric["name"]: metric["value"] for metric in session.send("Performance.getMetrics")["metrics"]}
+            return 1000 * sum(metrics[name] for name in ("ScriptDuration", "RecalcStyleDuration", "LayoutDuration"))
+
+        before = spent_ms()
+        page.fill("#message", "Tell me more.")
+        page.press("#message", "Enter")
+        expect(page.locator(".chunk", has_text="word399")).to_be_visible(timeout=120_000)
+        per_token = (spent_ms() - before) / TOKENS
+        # The light of one step of attention, as often as the browser draws a frame.
+        before = spent_ms()
+        page.evaluate(LIGHT)
+        light = (spent_ms() - before) / 100
+        print(f"{per_token:.2f} ms of a core for a token, {light:.2f} ms for its light")
+        assert 0.01 < per_token <= 1
+        assert 0 < light and per_token + light <= 5
+    finally:
+        page.close()
+        server.stop()
+
+
+LIGHT = """async () => {
+  const { paintAttention } = await import("/js/light.js");
+  const names = [...document.querySelectorAll(".chunk")].map((node) => node.dataset.chunk);
+  for (let n = 0; n < 100; n += 1) {
+    const tokens = Array.from({ length: 24 }, (_, at) => (
+      { chunk: names[(n + at) % names.length], start: at, end: at + 1, share: 0.5 / (at + 1) }));
+    await new Promise((done) => requestAnimationFrame(done));
+    paintAttention({ tokens, chunks: names.map((name, at) => [name, ((n + at) % 10) / 10]) });
+  }
+}"""
+
 WATCH = """
 window.slow = [];
 new PerformanceObserver((list) => list.getEntries().forEach((e) => slow.push(Math.round(e.duration)))).observe({ type: "longtask", buffered: true });
