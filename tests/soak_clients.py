@@ -41,11 +41,13 @@ def run_script(name, server):
 
 
 def test_instructor(scripted):
-    run_script("instructor_client.py", scripted(BIRD_CALL, BIRD, BIRD))
+    # While it streams, instructor names the function after the partial object.
+    partial = BIRD_CALL.replace('"Bird"', '"PartialBird"')
+    run_script("instructor_client.py", scripted(BIRD_CALL, BIRD, BIRD, partial, BIRD))
 
 
 def test_llama_index(scripted):
-    run_script("llama_index_client.py", scripted(*CHAT, CALL))
+    run_script("llama_index_client.py", scripted(*CHAT, CALL, BIRD_CALL, BIRD))
 
 
 def test_langchain_sends_token_ids_for_embeddings(server):
@@ -64,18 +66,28 @@ def test_langchain_sends_token_ids_for_embeddings(server):
 
 
 def test_litellm(scripted):
-    run_script("litellm_client.py", scripted(*CHAT, *CHAT, CALL))
+    run_script("litellm_client.py", scripted(*CHAT, *CHAT, CALL, CALL, BIRD, BIRD))
 
 
-def test_aider_edits_a_file(scripted, tmp_path):
+@pytest.mark.parametrize("stream", [False, True])
+def test_aider_edits_a_file(stream, scripted, tmp_path):
     server = scripted("heron.py\n```\nprint('I am a heron.')\n```")
     work = tmp_path / "work"
     work.mkdir()
     (work / "heron.py").write_text("print('nobody')\n")
-    flags = "--no-git --yes-always --no-check-update --no-show-model-warnings --no-analytics --no-stream --map-tokens 0"
+    flags = "--no-git --yes-always --no-check-update --no-show-model-warnings --no-analytics --map-tokens 0"
+    streaming = "--stream" if stream else "--no-stream"
     run(
         [
-            *(CLIENTS / "venv-aider/bin/aider", *flags.split(), "--edit-format", "whole", "--model", "openai/any"),
+            *(
+                CLIENTS / "venv-aider/bin/aider",
+                *flags.split(),
+                streaming,
+                "--edit-format",
+                "whole",
+                "--model",
+                "openai/any",
+            ),
             *("--openai-api-base", f"{server.url}/v1", "--openai-api-key", "none"),
             *("--message", "Say who you are.", "heron.py"),
         ],
@@ -146,6 +158,75 @@ def test_open_webui_calls_of_openai(scripted):
     assert json.loads(tags["choices"][0]["message"]["content"])["tags"] == ["birds"]
     embedded = server.call("POST", "/v1/embeddings", {"model": model["id"], "input": ["a heron"]})[1]
     assert len(embedded["data"]) == 1
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a town",
+        "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]},
+    },
+}
+QUESTION = {"role": "user", "content": "How is the weather in Lindau?"}
+
+
+# A tool of Open WebUI with "native" function calling: it runs the function itself, and streams both requests.
+def test_open_webui_tools_of_openai(scripted):
+    server = scripted(CALL, "It is sunny in Lindau.")
+
+    def ask(messages):
+        body = {"model": "any", "messages": messages, "tools": [TOOL], "stream": True}
+        status, text = server.call("POST", "/v1/chat/completions", body)
+        assert status == 200, text
+        events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+        assert events[-1] == "[DONE]"
+        choices = [choice for event in events[:-1] for choice in json.loads(event)["choices"]]
+        calls = {}
+        for delta in (call for choice in choices for call in choice["delta"].get("tool_calls") or []):
+            call = calls.setdefault(
+                delta["index"], {"index": delta["index"], "function": {"name": "", "arguments": ""}}
+            )
+            call.update({name: delta[name] for name in ("id", "type") if delta.get(name)})
+            for name in ("name", "arguments"):
+                call["function"][name] += delta["function"].get(name) or ""
+        text = "".join(choice["delta"].get("content") or "" for choice in choices)
+        return text.strip(), list(calls.values()), choices[-1]["finish_reason"]
+
+    text, [call], finish = ask([QUESTION])
+    assert (text, finish, call["function"]["name"]) == ("", "tool_calls", "get_weather")
+    assert json.loads(call["function"]["arguments"]) == {"town": "Lindau"}, call
+    history = [
+        QUESTION,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": "sunny"},
+    ]
+    assert ask(history) == ("It is sunny in Lindau.", [], "stop")
+    assert len(server.halo("GET", "/conversations")[1]) == 1, "the call and its result are one chat"
+
+
+def test_open_webui_tools_of_ollama(scripted):
+    server = scripted(CALL, "It is sunny in Lindau.", BIRD)
+
+    def ask(messages, **more):
+        status, text = server.call("POST", "/api/chat", {"model": "any", "messages": messages, "stream": True, **more})
+        assert status == 200, text
+        objects = [json.loads(line) for line in text.splitlines()] if isinstance(text, str) else [text]
+        calls = [call for part in objects for call in part["message"].get("tool_calls") or []]
+        return "".join(part["message"]["content"] for part in objects).strip(), calls
+
+    text, [call] = ask([QUESTION], tools=[TOOL])
+    assert text == "" and call["function"] == {"name": "get_weather", "arguments": {"town": "Lindau"}}, call
+    history = [
+        QUESTION,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "sunny", "tool_name": "get_weather"},
+    ]
+    assert ask(history, tools=[TOOL]) == ("It is sunny in Lindau.", [])
+    assert len(server.halo("GET", "/conversations")[1]) == 1, "the call and its result are one chat"
+    # The parameter "format" of its models.
+    text, calls = ask([{"role": "user", "content": "A bird as JSON"}], format="json")
+    assert json.loads(text) == json.loads(BIRD) and not calls, text
 
 
 def openai_document():

@@ -1,15 +1,19 @@
 """Clients of other programs, unchanged, against the real program. Each is a small program in tests/clients, which checks what it
 gets; the model answers with a script, so that every step has one right result."""
 
+import json
 import os
+import signal
 import subprocess
+import urllib.parse
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, wait_for
 
 CLIENTS = ROOT / "target/clients"
 PYTHON = CLIENTS / "venv/bin/python"
+LLM = CLIENTS / "venv/bin/llm"
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"town": "Lindau"}}\n</tool_call>'
 BIRD = '{"name": "heron", "legs": 2}'
 CHAT = ["I am a heron.", "I live by the lake."]
@@ -77,24 +81,60 @@ def test_pydantic_ai(scripted):
     run_script("pydantic_ai_client.py", scripted(*WEATHER, bird_call("final_result"), BIRD, CHAT[1]))
 
 
-def test_llm(scripted, tmp_path):
-    server = scripted("I am a heron.", "I live by the lake.", BIRD, *WEATHER)
-    folder = tmp_path / "llm"
+def wait_until_aborted(server, name):
+    """The server notices that the client has left: nothing is generated any more, and what there is of the answer is stored."""
+    wait_for(lambda: not server.halo("GET", "/status")[1]["busy"])
+    state = server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]
+    assert state["finish_reasons"] == {"1": "aborted"} and state["chunks"][-1]["text"], state
+
+
+def test_pydantic_ai_leaves_a_stream(server):
+    run_script("pydantic_ai_abort.py", server)
+    wait_until_aborted(server, "Tell me everything about herons.")
+
+
+def llm_environment(server, folder):
+    """The settings of `llm` for this server, which is also OpenAI's own server for it."""
     folder.mkdir()
     (folder / "extra-openai-models.yaml").write_text(
         f"- model_id: halo\n  model_name: any\n  api_base: {server.url}/v1\n"
         "  supports_tools: true\n  supports_schema: true\n"
     )
-    functions = folder / "weather.py"
+    return {
+        "LLM_USER_PATH": str(folder),
+        "OPENAI_API_KEY": "none",
+        "OPENAI_BASE_URL": f"{server.url}/v1",
+        "LLM_LOAD_PLUGINS": "",
+    }
+
+
+def test_llm(scripted, tmp_path):
+    server = scripted("I am a heron.", "I live by the lake.", BIRD, *WEATHER)
+    env = llm_environment(server, tmp_path / "llm")
+    functions = tmp_path / "weather.py"
     functions.write_text('def get_weather(town: str) -> str:\n    "The weather in a town"\n    return "sunny"\n')
-    env = {"LLM_USER_PATH": str(folder), "OPENAI_API_KEY": "none", "LLM_LOAD_PLUGINS": ""}
 
     def llm(*arguments):
-        return run(
-            [CLIENTS / "venv/bin/llm", "prompt", "-m", "halo", "--key", "none", *arguments], server, **env
-        ).strip()
+        return run([LLM, "prompt", "-m", "halo", "--key", "none", *arguments], server, **env).strip()
 
     assert llm("Who are you, and where do you live?") == "I am a heron."
     assert llm("-c", "And where is that?") == "I live by the lake."
     assert llm("--schema", "name, legs int", "A bird as JSON").replace(" ", "") == BIRD.replace(" ", "")
     assert llm("--functions", functions, "How is the weather in Lindau?").endswith("It is sunny in Lindau.")
+    vector = json.loads(run([LLM, "embed", "-m", "3-large-256", "-c", "a heron"], server, **env))
+    assert len(vector) == 256 and abs(sum(x * x for x in vector) - 1) < 1e-3, len(vector)
+
+
+def test_llm_leaves_a_stream(server, tmp_path):
+    """Ctrl+C while `llm` writes the answer."""
+    env = {**os.environ, **llm_environment(server, tmp_path / "llm"), "PYTHONUNBUFFERED": "1"}
+    question = "Tell me everything about lakes."
+    command = [str(part) for part in (LLM, "prompt", "-m", "halo", "--key", "none", question)]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        assert process.stdout.read(1), "the first words"
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+    finally:
+        process.kill()
+    wait_until_aborted(server, question)

@@ -20,4 +20,12 @@ for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA, instructor.Mode
     client = instructor.from_openai(api, mode=mode)
     bird = client.chat.completions.create(model="any", response_model=Bird, messages=messages, max_retries=0)
     assert bird.model_dump() == {"name": "heron", "legs": 2}, (mode, bird)
+# While an answer is streamed, its fields arrive one after the other.
+for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+    client = instructor.from_openai(api, mode=mode)
+    parts = list(
+        client.chat.completions.create_partial(model="any", response_model=Bird, messages=messages, max_retries=0)
+    )
+    assert parts[-1].model_dump() == {"name": "heron", "legs": 2}, (mode, parts)
+    assert len(parts) > 1, (mode, parts)
 print("ok")
