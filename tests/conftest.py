@@ -15,7 +15,7 @@ import urllib.parse
 import urllib.request
 
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 ROOT = pathlib.Path(__file__).parent.parent
 HALO = os.environ.get("HALO_BIN", ROOT / "target/debug/halo")
@@ -23,6 +23,10 @@ MODEL = os.environ.get("HALO_TEST_MODEL", ROOT / "target/models/SmolLM2-135M-Ins
 SHOTS = pathlib.Path(os.environ.get("HALO_SHOTS", pathlib.Path(__file__).parent.parent / "target/screenshots"))
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 EMBEDDER = os.environ.get("HALO_TEST_EMBEDDER", ROOT / "target/models/e5-small")
+
+
+# A condition that comes true late on a machine with other work is not a failure; one that never comes true is.
+expect.set_options(timeout=30_000)
 
 
 class Server:

@@ -397,13 +397,18 @@ def test_drawn_shades_in_both_themes(browser, small):
 def test_unchanged_paragraphs_are_not_drawn_again(open_page, small):
     page = open_page()
     say(page, "The gun on the wall is called Betsy.")
-    page.wait_for_timeout(300)
     counts = page.evaluate("""async () => {
       const { state } = await import("/js/state.js");
       const { emit, on } = await import("/js/bus.js");
       const frames = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
       const changed = new Set();
       let mutations = 0, drawn = 0;
+      // What the end of the answer has changed is drawn first, however long that takes.
+      await new Promise((done) => {
+        let timer = setTimeout(done, 500);
+        const settled = new MutationObserver(() => { clearTimeout(timer); timer = setTimeout(done, 500); });
+        settled.observe(document.getElementById("log"), { subtree: true, childList: true, attributes: true });
+      });
       const observer = new MutationObserver((records) => {
         mutations += records.length;
         for (const { target } of records) changed.add(target.dataset?.chunk ?? target.nodeName);

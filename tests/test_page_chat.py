@@ -400,6 +400,45 @@ def test_context_meter_names_its_parts(talk, open_chat, screen):
         expect(page.locator("#meter-parts")).to_be_hidden()
 
 
+def test_line_leads_from_a_returned_paragraph_to_its_chip(browser, tmp_path, remote_model):
+    settings = ("recall.mode=lexical", "chunk.min_tokens=2", "generation.max_tokens=200")
+    address = remote_model([["Noted."], ["It is called Betsy."]])
+    server = Server(tmp_path, *settings, model=address).start()
+    try:
+        server.say("main", "The gun on the wall is called Betsy.")
+        assert server.halo("POST", "/conversations/main/edits", {"edit": "prune", "chunks": ["u0.0"]})[0] == 200
+        server.say("main", "What is the gun on the wall called?")
+        for motion in ("no-preference", "reduce"):
+            page = browser.new_page(reduced_motion=motion, viewport={"width": 1280, "height": 800})
+            page.goto(f"{server.url}/#main")
+            chip = page.locator(".chip", has_text="Betsy").first
+            expect(chip).to_be_visible()
+            line = page.locator("#return-line")
+            expect(line).not_to_have_class(re.compile("shown"))
+            chip.hover()
+            expect(line).to_have_class(re.compile("shown"))
+            ends = page.evaluate("""() => {
+              const path = document.querySelector("#return-line path");
+              const stage = document.getElementById("stage").getBoundingClientRect();
+              const at = (length) => {
+                const { x, y } = path.getPointAtLength(length);
+                return [x + stage.left, y + stage.top];
+              };
+              const box = (node) => { const { left, top, bottom } = node.getBoundingClientRect(); return { left, top, bottom }; };
+              return {
+                start: at(0), end: at(path.getTotalLength()),
+                paragraph: box(document.querySelector(".chunk[data-chunk='u0.0']")), chip: box(document.querySelector(".chip")),
+              };
+            }""")
+            for (x, y), box in ((ends["start"], ends["paragraph"]), (ends["end"], ends["chip"])):
+                assert box["left"] - 30 < x < box["left"] and box["top"] < y < box["bottom"], ends
+            page.mouse.move(5, 5)
+            expect(line).not_to_have_class(re.compile("shown"))
+            page.close()
+    finally:
+        server.stop()
+
+
 def test_running_answer_shows_what_it_uses(browser, tmp_path, remote_model):
     address = remote_model([["Noted."], ["word "] * 60], pause=0.05)
     settings = ("recall.mode=lexical", "chunk.min_tokens=2", "generation.max_tokens=200")

@@ -7,7 +7,7 @@ import time
 import pytest
 from playwright.sync_api import expect
 
-from conftest import SHOTS, Server
+from conftest import SHOTS, Server, wait_for
 
 GHOST = re.compile(r"\bghost\b")
 
@@ -164,13 +164,17 @@ def test_long_chat_opens_at_its_end_and_scrolls(scripted, open_chat):
     expect(page.locator(".turn", has_text=re.compile("Message number 1 "))).to_be_in_viewport()
     assert page.locator("#rail").get_attribute("aria-valuetext") == "Message 1 of 3000"
     page.evaluate("() => { const log = document.getElementById('log'); log.scrollTop = log.scrollHeight / 2; }")
-    page.wait_for_timeout(1500)
-    texts = page.locator(".turn").evaluate_all("""all => all.filter((node) => {
+    # The messages in view, once they are loaded and drawn: one after the other, from the middle.
+    in_view = """all => all.filter((node) => {
       const { top, bottom } = node.getBoundingClientRect();
       return bottom > 60 && top < innerHeight - 150;
-    }).map((node) => Number(/number (\\d+)/.exec(node.textContent)[1]))""")
-    assert texts and texts == list(range(texts[0], texts[0] + len(texts))), texts
-    assert 500 < texts[0] < 2500, texts
+    }).map((node) => Number(/number (\\d+)/.exec(node.textContent)[1]))"""
+
+    def middle():
+        texts = page.locator(".turn").evaluate_all(in_view)
+        return len(texts) > 1 and texts == list(range(texts[0], texts[0] + len(texts))) and 500 < texts[0] < 2500
+
+    wait_for(middle, 60)
     assert page.locator(".turn").count() < 600
     shot(page, "long")
     page.click("#to-end")

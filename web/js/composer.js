@@ -216,7 +216,7 @@ function startEdit(message) {
   $("editing").hidden = false;
   const [what, effect, label] = editEffect(message);
   $("editing").firstElementChild.replaceChildren(el("b", {}, what), ` ${effect}`);
-  $("send").textContent = label;
+  labelSend(label);
   box.value = messageText(message);
   autoGrow(box);
   box.focus();
@@ -240,7 +240,7 @@ function cancelEdit() {
   if (!editing) return;
   editing = null;
   $("editing").hidden = true;
-  $("send").textContent = "Send";
+  labelSend("Send");
   const box = $("message");
   box.value = readText(state.name);
   autoGrow(box);
@@ -273,12 +273,19 @@ async function sendEdit(text) {
 
 // ---- status
 
+// The usual case is an arrow; what is unusual is named.
+function labelSend(label) {
+  $("send").textContent = label;
+  if (label === "Send") $("send").dataset.icon = "↑";
+  else delete $("send").dataset.icon;
+}
+
 function drawStatus() {
   const { snapshot, running } = state;
   $("stop").hidden = !running;
   $("send").hidden = !!running && !$("message").value.trim() && !editing;
   if (!editing) {
-    $("send").textContent = running ? "Queue" : "Send";
+    labelSend(running ? "Queue" : "Send");
     $("send").title = running ? "It is sent after this answer (Enter)" : "Send (Enter)";
   }
   drawReadOnly();

@@ -21,6 +21,27 @@ export function setStatus(value) {
 // Models below a billion parameters, by their usual names.
 const isTiny = (model) => /(^|[^\d.])(\d{2,3})m([^a-z]|$)/i.test(model);
 
+// The model in use; of a very small one, what to expect and how to get a better one.
+function modelHint(model) {
+  const name = el("b", {}, model);
+  if (!isTiny(model)) return el("div", { class: "model-hint" }, el("p", {}, "The model is ", name, "."));
+  return el(
+    "div",
+    { class: "model-hint", data: { hint: "tiny" } },
+    el("p", {}, "The model is ", name, ". It is very small: good for a first look, weak in its answers."),
+    el(
+      "button",
+      {
+        type: "button",
+        class: "outlined",
+        title: "Download one, or use the address of Ollama, KoboldCPP, LM Studio, llama-server or vLLM",
+        onclick: () => emit("panel", "models"),
+      },
+      "Choose a better model",
+    ),
+  );
+}
+
 export function drawEmpty(log, empty) {
   const shown = log.querySelector(":scope > .empty");
   if (!empty) {
@@ -51,20 +72,7 @@ export function drawEmpty(log, empty) {
             "Halo never cuts off a long chat: paragraphs that the model pays little attention to leave the context, stay in " +
               "place here, and come back when you talk about them.",
           ),
-          model ? el("p", { class: "quiet" }, `The model is ${model}.`) : null,
-          model && isTiny(model)
-            ? el(
-                "p",
-                { class: "quiet", data: { hint: "tiny" } },
-                "It is very small: good for a first look, weak in its answers. ",
-                el(
-                  "button",
-                  { type: "button", class: "outlined", onclick: () => emit("panel", "models") },
-                  "Choose a better model",
-                ),
-                " Download one, or use the address of Ollama, KoboldCPP, LM Studio or llama-server.",
-              )
-            : null,
+          model ? modelHint(model) : null,
           el(
             "div",
             { class: "examples" },

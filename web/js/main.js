@@ -15,12 +15,27 @@ import * as light from "./light.js";
 import * as menu from "./menu.js";
 import * as notices from "./notices.js";
 import * as rail from "./rail.js";
+import * as returnLine from "./return_line.js";
 import * as sidebar from "./sidebar.js";
 import * as state from "./state.js";
 import * as transcript from "./transcript.js";
 
 applyAppearance();
-for (const part of [menu, header, notices, transcript, folds, composer, keys, light, hover, rail, inspect, pageConsole])
+for (const part of [
+  menu,
+  header,
+  notices,
+  transcript,
+  folds,
+  composer,
+  keys,
+  light,
+  hover,
+  rail,
+  returnLine,
+  inspect,
+  pageConsole,
+])
   part.init();
 // One step per task, so that the page can be used from the first moment.
 const nextTask = () => new Promise((resolve) => setTimeout(resolve));

@@ -261,6 +261,8 @@ const usedLabel = (text) => {
   return `↩ used: ${plain.slice(0, 60)}${plain.length > 60 ? "…" : ""}`;
 };
 
+const MAX_CHIPS = 4; // the others are shown on demand
+
 // What the answer used: a chip for each paragraph that was brought back for it, which leads to it.
 export function drawChips(node, { used: found = [] }) {
   // In the order in which they were said.
@@ -276,6 +278,7 @@ export function drawChips(node, { used: found = [] }) {
       {
         type: "button",
         class: "chip",
+        data: { leads: id },
         tabindex: "-1",
         title: text,
         onclick: () => emit("jump", { turn, chunk: id }),
@@ -283,7 +286,17 @@ export function drawChips(node, { used: found = [] }) {
       usedLabel(text),
     ),
   );
-  node.children[1].after(el("div", { class: "chips", data: { key } }, ...chips));
+  const box = el("div", { class: "chips", data: { key } }, ...chips.slice(0, MAX_CHIPS));
+  const rest = chips.slice(MAX_CHIPS);
+  if (rest.length)
+    box.append(
+      el(
+        "button",
+        { type: "button", class: "chip", tabindex: "-1", onclick: (event) => event.currentTarget.replaceWith(...rest) },
+        `and ${rest.length} more`,
+      ),
+    );
+  node.children[1].after(box);
 }
 
 const canEdit = (message) => ["user", "assistant"].includes(message.role);

@@ -235,7 +235,15 @@ function remoteSection(done) {
       const about = `Nothing answers at ${address}. Does ${program} run there?`;
       result.replaceChildren(
         ...(error.status === 503
-          ? [el("p", { class: "error" }, about), el("p", { class: "quiet" }, error.message)]
+          ? [
+              el("p", { class: "error" }, about),
+              el(
+                "details",
+                {},
+                el("summary", { class: "quiet" }, "Details"),
+                el("p", { class: "quiet" }, error.message),
+              ),
+            ]
           : [el("p", { class: "error" }, error.message)]),
       );
     } finally {
@@ -249,7 +257,8 @@ function remoteSection(done) {
     el(
       "p",
       { class: "quiet" },
-      "Test an address of this machine, or one that the setting model.servers allows, and choose one of its models.",
+      "Click a program or type an address, test the connection, then choose one of its models. Addresses of other machines " +
+        "are allowed by the setting model.servers.",
     ),
     el(
       "div",
