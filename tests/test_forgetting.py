@@ -1,4 +1,4 @@
-"""Context pressure, forgetting cycles and retention in a server that stays up; cooled prompts of a remote model."""
+"""Context pressure, forgetting cycles and retention in a server that stays up; salience; cooled prompts of a remote model."""
 
 import re
 import time
@@ -141,3 +141,52 @@ def test_prompts_are_cooled_above_4096_tokens(tmp_path, remote_model):
     longer = boats[: room * 4 + 3] + "."
     messages, said, cooled = second_prompt("longer", longer)
     assert (said, cooled, estimate(messages)) == (longer[: room * 4], 1, 4096)
+
+
+def test_salience_of_pruned_text_has_the_weights_of_the_document(scripted):
+    """The weights of the founding document, in the reasons of one prune: recency 0.3, from the first of the twelve paragraphs to
+    the last, a name 0.3, a reference to the user 0.2, structure 0.2 (a heading all of it, other text 0.3 of it)."""
+    settings = (
+        "recall.mode=lexical",
+        "prune.policy=salience",
+        "prune.fill=false",
+        "context.recent_tokens=0",
+        "context.sink_tokens=0",
+        "context.room_tokens=0",
+        "generation.max_tokens=8",
+    )
+    server = scripted("so it is, and so it will be.", settings=settings)
+
+    def limit(tokens):
+        status, answer = server.halo("PUT", "/settings/context.max_tokens", {"value": tokens})
+        assert status == 200, answer
+
+    limit("0")
+    for text in (
+        "hello there and welcome",
+        "# Plan of the week for all of us",
+        "as your friend told them it is late",
+        "we met Anna and Otto in the town",
+        "it rains today and nobody goes out",
+        "Here is your note on Anna and Otto",
+    ):
+        server.say("main", text)
+    limit("60")
+    server.say("main", "a last word")
+    plain, heading, user, name = 0.2 * 0.3, 0.2, 0.2, 0.3
+    expected = {
+        # A question has the salience of its answer where that is higher.
+        "u0.0": 0.3 * 1 / 11 + plain,
+        "u2.0": 0.3 * 2 / 11 + heading,
+        "a3.0": 0.3 * 3 / 11 + plain,
+        "u4.0": 0.3 * 4 / 11 + user + plain,
+        "a5.0": 0.3 * 5 / 11 + plain,
+        "u6.0": 0.3 * 6 / 11 + name + plain,
+        "a7.0": 0.3 * 7 / 11 + plain,
+        "u8.0": 0.3 * 9 / 11 + plain,
+    }
+    for chunk, salience in expected.items():
+        history = server.halo("GET", f"/conversations/main/chunks/{chunk}")[1]["history"]
+        assert f"salience of its text {salience:.2f}" in history[-1]["reason"], (chunk, history)
+    kept = server.halo("GET", "/conversations/main/chunks/u10.0")[1]
+    assert kept["chunk"]["live"] and kept["history"] == [], "a name and the user: it stays"
