@@ -5,7 +5,7 @@ use halo_core::model::{StepFlow, WindowToken};
 use halo_core::testing::logits::compare_logits;
 use halo_core::token::{Position, TokenId};
 use halo_llama::attention::TapConfig;
-use halo_llama::ffi::{ContextParams, KvKeyType, LlamaContext, ModelWeights};
+use halo_llama::ffi::{AttentionSource, ContextParams, KvKeyType, LlamaContext, ModelWeights};
 use halo_llama::kv_archive::{KvArchive, KvArchiveLimits};
 use halo_llama::kv_cache::{InputToken, KvCache, KvCacheError, KvCacheMode, sequence_count};
 use halo_llama::token_key::token_keys;
@@ -74,6 +74,7 @@ pub fn measure(
     context: usize,
     threads: u32,
     key_type: KvKeyType,
+    attention: AttentionSource,
     progress: &mut dyn FnMut(u64),
 ) -> Result<KvBenchReport, KvCacheError> {
     let folder = tempfile::tempdir().map_err(|_| KvCacheError::UnorderedWindow)?;
@@ -84,6 +85,7 @@ pub fn measure(
         threads: threads.cast_signed(),
         sequences: sequence_count(1),
         key_type,
+        attention,
     };
     let open = |folder: &Path| -> Result<KvCache, KvCacheError> {
         let room = KvArchiveLimits { ram: 4 << 30, disk: 16 << 30, folder: Some(folder.to_owned()) };
@@ -168,7 +170,7 @@ fn measure_noise(kv_cache: &mut KvCache, window: &[WindowToken]) -> Result<(f32,
 }
 
 /// A context window of so many tokens, in chunks.
-fn build_window(weights: &ModelWeights, len: usize) -> Vec<WindowToken> {
+pub(crate) fn build_window(weights: &ModelWeights, len: usize) -> Vec<WindowToken> {
     let text = synthetic_text::paragraphs(len / 50 + 1).concat();
     let tokens = weights.tokenize(&text, false);
     let window_token = |(n, &token): (usize, &i32)| WindowToken {

@@ -5,6 +5,7 @@ pub mod align;
 pub mod attention;
 pub mod core;
 pub mod crash;
+pub mod decode_attention;
 pub mod embed;
 mod faulty_vfs;
 pub mod hud;

@@ -57,6 +57,7 @@ struct ProbeOptions {
     gpu_layers: u32,
     kv_mode: String,
     kv_key_type: String,
+    attention: Option<String>,
     self_tests: Option<PathBuf>,
 }
 
@@ -70,6 +71,7 @@ impl ProbeOptions {
             gpu_layers: options.gpu_layers,
             kv_mode: options.kv_mode.to_string(),
             kv_key_type: options.kv_key_type.to_string(),
+            attention: options.attention.map(|source| source.to_string()),
             self_tests: options.self_tests.clone(),
         }
     }
@@ -83,6 +85,12 @@ impl ProbeOptions {
             gpu_layers: self.gpu_layers,
             kv_mode: self.kv_mode.parse().context("the KV cache mode")?,
             kv_key_type: self.kv_key_type.parse().context("the type of the keys")?,
+            attention: self
+                .attention
+                .as_deref()
+                .map(str::parse)
+                .transpose()
+                .context("the source of attention")?,
             self_tests: self.self_tests.clone(),
             kv_archive: KvArchiveLimits::disabled(),
             template_runner: wiring::template_runner(),
@@ -251,7 +259,7 @@ fn load_and_compute(file: &Path, options: &OsStr) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use halo_llama::ffi::KvKeyType;
+    use halo_llama::ffi::{AttentionSource, KvKeyType};
     use halo_llama::kv_cache::KvCacheMode;
 
     #[test]
@@ -262,6 +270,7 @@ mod tests {
             gpu_layers: 17,
             kv_mode: KvCacheMode::Recompute,
             kv_key_type: KvKeyType::Q8_0,
+            attention: Some(AttentionSource::Queries),
             self_tests: Some("/data/self-tests".into()),
             template_runner: wiring::template_runner(),
             ..LlamaOptions::default()

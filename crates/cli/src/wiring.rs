@@ -166,6 +166,7 @@ pub fn llama_options(env: &Env, settings: &Settings, kv_archive: KvArchiveLimits
         gpu_layers: u32::try_from(settings.model_gpu_layers.0).unwrap_or(0),
         kv_mode: settings.kv_mode,
         kv_key_type: settings.kv_type,
+        attention: settings.model_attention.source(),
         kv_archive,
         self_tests: env.data_dir().map(|data| data.join("self-tests")),
         template_runner: template_runner(),
@@ -263,7 +264,8 @@ pub fn attention_config(settings: &Settings) -> AttentionRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use halo_llama::ffi::KvKeyType;
+    use crate::settings::value::AttentionChoice;
+    use halo_llama::ffi::{AttentionSource, KvKeyType};
 
     #[test]
     fn settings_reach_the_options_of_the_model() {
@@ -272,11 +274,13 @@ mod tests {
             model_gpu_layers: IntInRange(17),
             model_context: AutoOr::Value(IntInRange(4096)),
             kv_type: KvKeyType::Q8_0,
+            model_attention: AttentionChoice::Queries,
             ..Settings::default()
         };
         let options = llama_options(&Env::for_tests(folder.path()), &settings, KvArchiveLimits::disabled());
         assert_eq!((options.gpu_layers, options.context), (17, Some(4096)));
         assert_eq!(options.kv_key_type, KvKeyType::Q8_0);
+        assert_eq!(options.attention, Some(AttentionSource::Queries));
         assert_eq!(options.self_tests, Some(folder.path().join("self-tests")));
     }
 }

@@ -1,12 +1,16 @@
 //! Attention rows, read from llama.cpp's compute graph while it runs, and reduced at once to one number per cell.
 //!
-//! llama.cpp offers every node of the graph to an evaluation callback. The tap asks for the softmax (`kq_soft_max-N`) of
-//! the layers that it needs. If it asks for none, the graph runs in one piece, and the tap costs nothing.
+//! llama.cpp offers every node of the graph to an evaluation callback. Without flash attention the tap asks for the softmax
+//! (`kq_soft_max-N`) of the layers that it needs. If it asks for none, the graph runs in one piece, and the tap costs nothing.
+//! With flash attention there is no softmax: the queries are kept, and the rows computed from them after the batch (see
+//! [`AttentionSource`](crate::ffi::AttentionSource)).
 //!
 //! Rows are indexed by *cell*. The tap does not know which token is in a cell:
 //! [`SequenceTable`](crate::cells::SequenceTable) does, and learns it from the same graph.
 
+use crate::ffi::LlamaError;
 use crate::ffi::node::GraphNode;
+use crate::ffi::query_capture::{LayerScores, QueryCapture, RowJob};
 use halo_core::attention::LayerReduction;
 use std::ops::Range;
 
@@ -85,6 +89,8 @@ pub struct AttentionTap {
     mask_probe: Option<Vec<usize>>,
     /// Whether a layer rotates keys by their positions (RoPE); false until layers are probed.
     rotates_keys: bool,
+    /// Keeps queries where flash attention computes no softmax.
+    queries: QueryCapture,
 }
 
 /// What is recorded of one part of a batch.
@@ -108,10 +114,25 @@ impl TapPart {
     fn tokens_in(&self, len: usize) -> Range<usize> {
         self.tokens.start.min(len)..self.tokens.end.min(len)
     }
+
+    /// The tokens whose rows are recorded in a batch of `len` tokens.
+    fn recorded_in(&self, len: usize) -> Range<usize> {
+        let tokens = self.tokens_in(len);
+        match self.config.rows {
+            TapRows::None => tokens.end..tokens.end,
+            TapRows::Last => tokens.end.saturating_sub(1).max(tokens.start)..tokens.end,
+            TapRows::All => tokens,
+        }
+    }
+
+    /// Whether the row needs every head, not only the mean of all.
+    fn needs_heads(&self) -> bool {
+        self.config.max || self.config.full || self.config.layers == LayerReduction::Max
+    }
 }
 
 impl AttentionTap {
-    pub(crate) fn new(layers: usize) -> Self {
+    pub(crate) fn new(layers: usize, queries: QueryCapture) -> Self {
         Self {
             layers,
             parts: Vec::new(),
@@ -122,7 +143,23 @@ impl AttentionTap {
             global: vec![true; layers],
             mask_probe: None,
             rotates_keys: false,
+            queries,
         }
+    }
+
+    pub(crate) fn queries(&mut self) -> &mut QueryCapture {
+        &mut self.queries
+    }
+
+    /// Keeps queries without interrupting the graph, as is done on GPUs, or with it, as on CPUs. Rows are the same.
+    pub fn keep_queries_in_place(&mut self, in_place: bool) {
+        self.queries.set_in_place(in_place);
+    }
+
+    /// The layers of the last batch whose queries were kept without interrupting the graph.
+    #[must_use]
+    pub fn queries_in_place(&self) -> usize {
+        self.queries.in_place_count()
     }
 
     /// Counts the cells that each layer lets the last token of the next batch attend to, and finds out whether keys are
@@ -159,6 +196,7 @@ impl AttentionTap {
         self.parts.clear();
         self.parts.extend(parts.into_iter().map(|(tokens, config)| TapPart::new(tokens, config)));
         self.cells.clear();
+        self.queries.begin_batch();
     }
 
     /// The cells that the last token of a part could attend to, including its own, in ascending order.
@@ -222,9 +260,91 @@ impl AttentionTap {
             GraphNodeKind::Softmax(layer) => {
                 self.wants_layer(layer) || self.wants_mask(layer) || self.mask_probe.is_some()
             }
-            GraphNodeKind::KeyWrite(layer) => self.wants_cells(layer),
+            GraphNodeKind::FlashAttention(layer) => self.wants_flash_attention(layer, node),
+            GraphNodeKind::KeyWrite(layer) => {
+                // The cells are an input, so they can be read before the graph runs.
+                if self.wants_cells(layer)
+                    && let Some(rows) = node.source(1).filter(GraphNode::is_input)
+                    && !rows.read_i64(&mut self.cells)
+                {
+                    self.cells.clear();
+                }
+                self.wants_cells(layer)
+            }
             GraphNodeKind::Other => false,
         }
+    }
+
+    /// Whether the graph is interrupted after the flash attention of a layer. Most is done before.
+    fn wants_flash_attention(&mut self, layer: usize, node: &GraphNode<'_>) -> bool {
+        let Some(tokens) = node.source(0).map(|queries| queries.dims()[1]) else { return false };
+        let Some(mask) = node.source(3) else { return false };
+        let wants_mask = self.wants_mask(layer) || self.mask_probe.is_some();
+        if wants_mask && mask.is_input() {
+            self.observe_mask(layer, &mask, tokens);
+        }
+        let recorded = self.recorded_tokens(layer, tokens);
+        let copies = !recorded.is_empty() && self.queries.keep_queries(node, layer, &recorded);
+        copies || (wants_mask && !mask.is_input())
+    }
+
+    /// The tokens of the batch whose rows are recorded; none if no part needs this layer.
+    fn recorded_tokens(&self, layer: usize, tokens: usize) -> Vec<usize> {
+        if !self.wants_layer(layer) {
+            return Vec::new();
+        }
+        self.parts.iter().flat_map(|part| part.recorded_in(tokens)).collect()
+    }
+
+    /// Computes the rows of the last batch from the queries that were kept, if any were.
+    pub(crate) fn finish_batch(&mut self, tokens: usize) -> Result<(), LlamaError> {
+        let kept: Vec<usize> = self.queries.kept_layers().collect();
+        if kept.is_empty() {
+            return Ok(());
+        }
+        let (mut jobs, mut owners) = (Vec::new(), Vec::new());
+        for (n, part) in self.parts.iter().enumerate() {
+            let layers: Vec<usize> =
+                kept.iter().copied().filter(|&layer| self.part_wants_layer(part, layer)).collect();
+            for token in part.recorded_in(tokens) {
+                jobs.push(RowJob { token, layers: layers.clone(), heads: part.needs_heads() });
+                owners.push((n, token));
+            }
+        }
+        let results = self.queries.compute_rows(&jobs)?;
+        let mut parts = std::mem::take(&mut self.parts);
+        for ((n, token), result) in owners.into_iter().zip(results) {
+            let part = &mut parts[n];
+            if !result.mean.is_empty() {
+                // Already the mean over layers.
+                part.rows.push(ReducedAttention { mean: result.mean, max: Vec::new() });
+                part.layers_reduced = 1;
+            } else if !result.layers.is_empty() {
+                self.reduce_heads(part, token, result.layers);
+            }
+        }
+        self.parts = parts;
+        Ok(())
+    }
+
+    /// Makes one row of the heads of all layers.
+    fn reduce_heads(&mut self, part: &mut TapPart, token: usize, layers: Vec<LayerScores>) {
+        let mut row = ReducedAttention::default();
+        part.layers_reduced = 0;
+        for LayerScores { layer, cells, values } in layers {
+            let heads = values.chunks(cells.max(1));
+            self.begin_heads(cells, part.config.max);
+            let head_count = heads.len();
+            heads.for_each(|head| self.add_head(head));
+            if self.reduces_layer(&part.config, layer) {
+                self.add_layer(&mut row, part.config.layers == LayerReduction::Max, head_count);
+                part.layers_reduced += 1;
+            }
+            if part.config.full {
+                part.heads.push(LayerHeads { layer, token, cells, values });
+            }
+        }
+        part.rows.push(row);
     }
 
     /// The mask is the same in every global layer, so one is enough.
@@ -242,13 +362,10 @@ impl AttentionTap {
         match node_kind(node) {
             GraphNodeKind::Softmax(layer) => {
                 let [_, tokens, _, _] = node.dims();
-                if self.wants_mask(layer) {
-                    self.observe_mask(node, tokens);
-                }
-                if self.mask_probe.is_some() {
-                    let count = self.visible_in(node, tokens.wrapping_sub(1)).len();
-                    let counts = self.mask_probe.as_mut().and_then(|counts| counts.get_mut(layer));
-                    counts.into_iter().for_each(|known| *known = count);
+                if (self.wants_mask(layer) || self.mask_probe.is_some())
+                    && let Some(mask) = node.source(1)
+                {
+                    self.observe_mask(layer, &mask, tokens);
                 }
                 let mut parts = std::mem::take(&mut self.parts);
                 for part in &mut parts {
@@ -257,6 +374,17 @@ impl AttentionTap {
                     }
                 }
                 self.parts = parts;
+            }
+            GraphNodeKind::FlashAttention(layer) => {
+                let Some(tokens) = node.source(0).map(|queries| queries.dims()[1]) else { return };
+                if (self.wants_mask(layer) || self.mask_probe.is_some())
+                    && let Some(mask) = node.source(3)
+                {
+                    self.observe_mask(layer, &mask, tokens);
+                }
+                if self.wants_layer(layer) {
+                    self.queries.copy_queries(node, layer);
+                }
             }
             GraphNodeKind::KeyWrite(layer) => {
                 if self.wants_cells(layer)
@@ -270,23 +398,21 @@ impl AttentionTap {
         }
     }
 
-    fn observe_mask(&mut self, softmax: &GraphNode<'_>, tokens: usize) {
-        for n in 0..self.parts.len() {
-            let part = &self.parts[n];
-            if part.config.visible_cells && part.visible.is_empty() {
-                let last = part.tokens_in(tokens).end.wrapping_sub(1);
-                self.parts[n].visible = self.visible_in(softmax, last);
+    /// Reads the cells that tokens can attend to from the mask of a layer.
+    fn observe_mask(&mut self, layer: usize, mask: &GraphNode<'_>, tokens: usize) {
+        if self.wants_mask(layer) {
+            for part in &mut self.parts {
+                if part.config.visible_cells && part.visible.is_empty() {
+                    let last = part.tokens_in(tokens).end.wrapping_sub(1);
+                    part.visible = mask.visible_cells(last, &mut self.scratch);
+                }
             }
         }
-    }
-
-    /// The cells that a token can attend to. The mask adds a finite number to the score of such a cell (0, or the bias of
-    /// ALiBi), and minus infinity to all others.
-    fn visible_in(&mut self, softmax: &GraphNode<'_>, token: usize) -> Vec<u32> {
-        let Some(mask) = softmax.source(1) else { return Vec::new() };
-        let row = mask.f32_row(token, 0, &mut self.scratch).unwrap_or_default();
-        let visible = row.iter().enumerate().filter(|(_, bias)| **bias > f32::NEG_INFINITY);
-        visible.map(|(cell, _)| cell as u32).collect()
+        if let Some(counts) = &mut self.mask_probe
+            && let Some(known) = counts.get_mut(layer)
+        {
+            *known = mask.visible_cells(tokens.wrapping_sub(1), &mut self.scratch).len();
+        }
     }
 
     fn observe_softmax(&mut self, part: &mut TapPart, layer: usize, node: &GraphNode<'_>) {
@@ -301,10 +427,7 @@ impl AttentionTap {
             part.rows = vec![ReducedAttention::default(); recorded.len()];
         }
         for token in recorded {
-            self.head_sum.clear();
-            self.head_sum.resize(cells, 0.0);
-            self.head_max.clear();
-            self.head_max.resize(if part.config.max { cells } else { 0 }, 0.0);
+            self.begin_heads(cells, part.config.max);
             let mut all_heads = Vec::new();
             for head in 0..heads {
                 let Some(row) = node.f32_row(token, head, &mut self.scratch) else { return };
@@ -326,6 +449,18 @@ impl AttentionTap {
             }
         }
         part.layers_reduced += usize::from(reduced);
+    }
+
+    fn begin_heads(&mut self, cells: usize, max: bool) {
+        self.head_sum.clear();
+        self.head_sum.resize(cells, 0.0);
+        self.head_max.clear();
+        self.head_max.resize(if max { cells } else { 0 }, 0.0);
+    }
+
+    fn add_head(&mut self, row: &[f32]) {
+        self.head_sum.iter_mut().zip(row).for_each(|(sum, a)| *sum += a);
+        max_into(&mut self.head_max, row);
     }
 
     /// Adds the heads of one layer, summed in `head_sum` and `head_max`, to a row.
@@ -350,23 +485,43 @@ fn max_into(into: &mut [f32], row: &[f32]) {
 enum GraphNodeKind {
     /// The attention probabilities of a layer.
     Softmax(usize),
+    /// The flash attention of a layer.
+    FlashAttention(usize),
     /// Keys of the batch being written to their cells in a layer.
     KeyWrite(usize),
     Other,
 }
 
 fn node_kind(node: &GraphNode<'_>) -> GraphNodeKind {
-    if let Some(layer) = node.name().strip_prefix(b"kq_soft_max-") {
-        let layer = str::from_utf8(layer).ok().and_then(|l| l.parse().ok());
+    if node.is_soft_max() {
+        let layer = node.name().strip_prefix(b"kq_soft_max-").and_then(leading_number);
         return layer.map_or(GraphNodeKind::Other, GraphNodeKind::Softmax);
+    }
+    if node.is_flash_attention() {
+        return flash_attention_layer(node).map_or(GraphNodeKind::Other, GraphNodeKind::FlashAttention);
     }
     if node.is_set_rows()
         && let Some(tensor) = node.view_source()
-        && let Some(layer) = tensor.name().strip_prefix(b"cache_k_l")
+        && let Some(layer) = tensor.name().strip_prefix(b"cache_k_l").and_then(leading_number)
     {
-        let digits = layer.iter().take_while(|c| c.is_ascii_digit()).count();
-        let layer = str::from_utf8(&layer[..digits]).ok().and_then(|l| l.parse().ok());
-        return layer.map_or(GraphNodeKind::Other, GraphNodeKind::KeyWrite);
+        return GraphNodeKind::KeyWrite(layer);
     }
     GraphNodeKind::Other
+}
+
+/// The layer of a flash attention node, which has no name: that of its queries (`Qcur-N`), or else that of its keys
+/// (`cache_k_lN`), which layers may share.
+fn flash_attention_layer(node: &GraphNode<'_>) -> Option<usize> {
+    let queries = node.source(0)?;
+    let keys = node.source(1)?;
+    let named = |queries: &GraphNode<'_>| queries.name().strip_prefix(b"Qcur-").and_then(leading_number);
+    let of_queries = queries.view_source().map_or_else(|| named(&queries), |base| named(&base));
+    let of_keys = || keys.view_source()?.name().strip_prefix(b"cache_k_l").and_then(leading_number);
+    of_queries.or_else(of_keys)
+}
+
+/// The number that a name begins with.
+fn leading_number(name: &[u8]) -> Option<usize> {
+    let digits = name.iter().take_while(|c| c.is_ascii_digit()).count();
+    str::from_utf8(&name[..digits]).ok()?.parse().ok()
 }

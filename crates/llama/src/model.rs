@@ -4,7 +4,9 @@
 //! ([`batch_loop`](crate::batch_loop)); clones of [`Llama`] send it jobs. Tokenizing needs only the weights, which are shared, so it never waits for a job.
 
 use crate::batch_loop::BatchLoop;
-use crate::ffi::{ContextParams, JobCanceller, KvKeyType, LlamaContext, LlamaError, ModelWeights};
+use crate::ffi::{
+    AttentionSource, ContextParams, JobCanceller, KvKeyType, LlamaContext, LlamaError, ModelWeights,
+};
 use crate::fingerprint::model_fingerprint;
 use crate::generate::{GenerateRequest, sampler_for_window};
 use crate::grammar::{GrammarCompiler, GrammarMatcher};
@@ -42,6 +44,8 @@ pub struct LlamaOptions {
     pub gpu_layers: u32,
     pub kv_mode: KvCacheMode,
     pub kv_key_type: KvKeyType,
+    /// Where attention rows come from. None: the queries where layers are on a GPU, else the softmax.
+    pub attention: Option<AttentionSource>,
     pub kv_archive: KvArchiveLimits,
     /// The folder that stores which models passed the test of KV cell editing. Without it each process tests again.
     pub self_tests: Option<PathBuf>,
@@ -59,10 +63,22 @@ impl Default for LlamaOptions {
             gpu_layers: 0,
             kv_mode: KvCacheMode::EditCells,
             kv_key_type: KvKeyType::F16,
+            attention: None,
             kv_archive: KvArchiveLimits::disabled(),
             self_tests: None,
             template_runner: TemplateRunner::InProcess,
         }
+    }
+}
+
+impl LlamaOptions {
+    /// Where attention rows come from. On a GPU the softmax costs most of the speed, because it needs flash attention off and
+    /// one copy per head; on a CPU it costs nothing, and flash attention wins nothing.
+    #[must_use]
+    pub fn attention_source(&self) -> AttentionSource {
+        let on_gpu = || self.gpu_layers > 0 && ModelWeights::gpu_is_usable();
+        let fastest = || if on_gpu() { AttentionSource::Queries } else { AttentionSource::Softmax };
+        self.attention.unwrap_or_else(fastest)
     }
 }
 
@@ -158,12 +174,15 @@ impl Llama {
             threads: options.threads.max(1).cast_signed(),
             sequences: sequence_count(lanes),
             key_type: options.kv_key_type,
+            attention: options.attention_source(),
         };
         let mut context = LlamaContext::new(&weights, params).map_err(load_error)?;
         let name = path.file_stem().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
-        let fingerprint = model_fingerprint(path, &weights, options.kv_key_type).map_err(|error| {
-            Error::unavailable("loading the model", format!("{}: {error}", path.display())).with_source(error)
-        })?;
+        let fingerprint =
+            model_fingerprint(path, &weights, params.key_type, params.attention).map_err(|error| {
+                Error::unavailable("loading the model", format!("{}: {error}", path.display()))
+                    .with_source(error)
+            })?;
         let mode = options.kv_mode;
         let mut kv_edit_unsupported = weights.kv_edit_unsupported();
         if kv_edit_unsupported.is_none() && !context.can_shift() {

@@ -6,7 +6,9 @@
 //! fingerprint of the model, which also changes with the version of llama.cpp.
 
 use crate::attention::TapConfig;
-use crate::ffi::{BatchToken, KvKeyType, LlamaContext, LlamaError, LlamaPos, LlamaToken, SeqId};
+use crate::ffi::{
+    AttentionSource, BatchToken, KvKeyType, LlamaContext, LlamaError, LlamaPos, LlamaToken, SeqId,
+};
 use crate::fingerprint::fingerprint_file;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -70,9 +72,14 @@ pub(crate) fn find_kv_edit_failure(
 
 /// The stored result of a model file; none if it has not been loaded with keys of this type.
 #[must_use]
-pub fn stored_result(folder: &Path, model: &Path, key_type: KvKeyType) -> Option<bool> {
+pub fn stored_result(
+    folder: &Path,
+    model: &Path,
+    key_type: KvKeyType,
+    attention: AttentionSource,
+) -> Option<bool> {
     let file_bytes = fs::metadata(model).ok()?.len();
-    read_result(folder, fingerprint_file(model, file_bytes, key_type).ok()?)
+    read_result(folder, fingerprint_file(model, file_bytes, key_type, attention).ok()?)
 }
 
 /// What the test restores. Only the tests of this module restore anything else than what was saved.

@@ -11,7 +11,7 @@ use halo_core::chunker::ChunkSize;
 use halo_core::model::Model;
 use halo_engine::chat_format::{ChatFormatter, SpeakerNames};
 use halo_llama::attention::{TapConfig, TapRows};
-use halo_llama::ffi::{ContextParams, KvKeyType, LlamaContext};
+use halo_llama::ffi::{AttentionSource, ContextParams, KvKeyType, LlamaContext};
 use halo_llama::model::{Llama, LlamaOptions};
 use serde_json::json;
 use std::fmt::Write;
@@ -64,6 +64,7 @@ pub fn run(options: &CompareBenchOptions, env: &Env) -> Result<()> {
             threads: env.models.thread_count().cast_signed(),
             sequences: 2,
             key_type: KvKeyType::F16,
+            attention: AttentionSource::Softmax,
         })
     };
     let mut contexts = [

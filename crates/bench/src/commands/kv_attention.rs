@@ -1,11 +1,12 @@
 //! `halo-bench kv` and `halo-bench attention`: restoring KV cells, and the cost of capturing attention.
 
 use anyhow::{Result, ensure};
+use halo_bench::decode_attention::{DecodeBench, DecodeCase};
 use halo_bench::kv::{self, KvBenchFigures};
 use halo_cli::env::Env;
 use halo_cli::output::{print_json, print_stdout};
 use halo_cli::progress::Progress;
-use halo_llama::ffi::{KvKeyType, ModelWeights};
+use halo_llama::ffi::{AttentionSource, KvKeyType, ModelWeights};
 use halo_llama::model::{Llama, LlamaOptions as Running};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -19,11 +20,24 @@ pub struct KvBenchOptions {
     /// Type of the keys in the KV cache: f16, q8_0 or q4_0
     #[arg(long, value_name = "TYPE", default_value_t = KvKeyType::F16)]
     kv_type: KvKeyType,
+    /// Layers of the model on the GPU
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    gpu_layers: u32,
+    /// Where attention would come from: softmax, or queries with flash attention on; which of them decides the layout of
+    /// the cells. Without it as in `halo`: queries with layers on a GPU
+    #[arg(long, value_name = "SOURCE")]
+    source: Option<AttentionSource>,
+}
+
+/// Where attention comes from, if the user did not say it.
+fn source_or_default(source: Option<AttentionSource>, gpu_layers: u32) -> AttentionSource {
+    Running { gpu_layers, attention: source, ..Running::default() }.attention_source()
 }
 
 pub fn kv(options: &KvBenchOptions, env: &Env) -> Result<()> {
     let path = env.model_file()?;
-    let weights = Arc::new(ModelWeights::load(&path, 0)?);
+    let weights = Arc::new(ModelWeights::load(&path, options.gpu_layers.cast_signed())?);
+    let source = source_or_default(options.source, options.gpu_layers);
     if let Some(why) = weights.kv_edit_unsupported() {
         anyhow::bail!("the KV cells of this model cannot be edited: {why}");
     }
@@ -40,7 +54,8 @@ pub fn kv(options: &KvBenchOptions, env: &Env) -> Result<()> {
     for &context in &options.context {
         let bar = Progress::new("prefilling", context as u64);
         let mut read = 0;
-        let report = kv::measure(&weights, context, env.models.thread_count(), options.kv_type, &mut |n| {
+        let threads = env.models.thread_count();
+        let report = kv::measure(&weights, context, threads, options.kv_type, source, &mut |n| {
             read += n;
             bar.set_position(read);
         })?;
@@ -54,6 +69,7 @@ pub fn kv(options: &KvBenchOptions, env: &Env) -> Result<()> {
         let mut row = with_speedup(&report.running);
         row["context"] = json!(context);
         row["kv_type"] = json!(options.kv_type.to_string());
+        row["source"] = json!(source.to_string());
         row["reread_first_token_ms"] = json!(reread);
         row["after_restart"] = with_speedup(&report.after_restart);
         row["after_restart"]["open_ms"] = json!(report.open_ms);
@@ -124,15 +140,101 @@ pub struct AttentionBenchOptions {
     /// Tokens in the context window; several lengths are measured one after the other
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [512, 2000, 6000])]
     context: Vec<usize>,
+    /// Compare ways of reading attention with llama.cpp itself, with flash attention and without a callback: softmax, queries,
+    /// or both
+    #[arg(long, value_name = "SOURCE", value_delimiter = ',')]
+    source: Vec<AttentionSource>,
+    /// With --source: read a row every so many tokens; several are measured; 0: never
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [0, 1, 2, 4, 8], requires = "source")]
+    stride: Vec<usize>,
+    /// With --source: read so many layers, evenly spaced; several are measured; 0: all
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [0], requires = "source")]
+    layers: Vec<usize>,
+    /// With --source: type of the keys in the KV cache
+    #[arg(long, value_name = "TYPE", default_value_t = KvKeyType::F16, requires = "source")]
+    kv_type: KvKeyType,
+    /// With --source: rounds of 64 tokens, of which the median counts
+    #[arg(long, value_name = "N", default_value_t = 5, requires = "source")]
+    rounds: usize,
+    /// Layers of the model on the GPU
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    gpu_layers: u32,
+}
+
+/// `halo-bench attention --source`: ways of reading attention beside llama.cpp itself.
+fn decode_attention(options: &AttentionBenchOptions, env: &Env) -> Result<()> {
+    let weights = Arc::new(ModelWeights::load(&env.model_file()?, options.gpu_layers.cast_signed())?);
+    let mut cases = Vec::new();
+    for &source in &options.source {
+        ensure!(source != AttentionSource::Nowhere, "--source: softmax or queries");
+        for &stride in &options.stride {
+            // Without rows the layers make no difference, and the softmax is copied by head and layer in any case.
+            let layers = if stride == 0 { &[0] } else { options.layers.as_slice() };
+            let layers = layers.iter().map(|&layers| (layers > 0).then_some(layers));
+            cases.extend(layers.map(|layers| DecodeCase { source, stride, layers }));
+        }
+    }
+    let mut rows = Vec::new();
+    let mut out = String::new();
+    for &context in &options.context {
+        let bar = Progress::new("prefilling", (context * (1 + options.source.len())) as u64);
+        let bench = DecodeBench {
+            weights: &weights,
+            context,
+            threads: env.models.thread_count(),
+            key_type: options.kv_type,
+            rounds: options.rounds,
+            cases: &cases,
+        };
+        let mut read = 0;
+        let figures = bench.measure(&mut |n| {
+            read += n;
+            bar.set_position(read);
+        })?;
+        drop(bar);
+        for f in figures {
+            let layers = f.case.layers.map_or("all".to_owned(), |layers| layers.to_string());
+            rows.push(json!({
+                "context": context,
+                "source": f.case.source.to_string(),
+                "stride": f.case.stride,
+                "layers": f.case.layers,
+                "ms_per_token": f.ms_per_token,
+                "share": f.share,
+                "row_sum": f.row_sum,
+            }));
+            let every =
+                if f.case.stride == 0 { "no rows".to_owned() } else { format!("every {}", f.case.stride) };
+            let _ = writeln!(
+                out,
+                "{context:>8}  {:<9}{every:<10}{layers:>7}{:>12.3}{:>9.3}{:>9.4}",
+                f.case.source, f.ms_per_token, f.share, f.row_sum
+            );
+        }
+    }
+    if env.json {
+        return print_json(&json!(rows));
+    }
+    let heading = format!(
+        "{:>8}  {:<9}{:<10}{:>7}{:>12}{:>9}{:>9}\n",
+        "context", "source", "rows", "layers", "ms/token", "share", "row sum"
+    );
+    print_stdout(&format!(
+        "{heading}{out}\nShare of the speed of llama.cpp with flash attention and no callback; median of {} rounds.\n",
+        options.rounds
+    ))
 }
 
 pub fn attention(options: &AttentionBenchOptions, env: &Env) -> Result<()> {
+    if !options.source.is_empty() {
+        return decode_attention(options, env);
+    }
     let path = env.model_file()?;
     let longest = options.context.iter().copied().max().unwrap_or(0);
     ensure!(options.context.iter().all(|&n| n >= 64), "--context: measure at least 64 tokens");
     let context = Some(u32::try_from(longest + 64)?);
-    let mut model =
-        Llama::open(&path, &Running { context, threads: env.models.thread_count(), ..Running::default() })?;
+    let (threads, gpu_layers) = (env.models.thread_count(), options.gpu_layers);
+    let mut model = Llama::open(&path, &Running { context, threads, gpu_layers, ..Running::default() })?;
     let mut rows = Vec::new();
     let mut out = format!("{:>8}{:>16}{:>16}{:>9}\n", "context", "tokens/s", "with capture", "ratio");
     for &context in &options.context {

@@ -9,7 +9,7 @@ use halo_cli::progress::Progress;
 use halo_cli::wiring;
 use halo_core::model::Model;
 use halo_engine::chat_format::{ChatFormatter, SpeakerNames};
-use halo_llama::ffi::{ContextParams, KvKeyType, LlamaContext};
+use halo_llama::ffi::{AttentionSource, ContextParams, KvKeyType, LlamaContext};
 use halo_llama::model::{Llama, LlamaOptions as Running};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
@@ -63,6 +63,7 @@ pub fn run(options: &MemoryBenchOptions, env: &Env) -> Result<()> {
         threads: env.models.thread_count().cast_signed(),
         sequences: 1,
         key_type: KvKeyType::F16,
+        attention: AttentionSource::Softmax,
     };
     let mut context = LlamaContext::new(model.weights(), shape)?;
     let mut setup = MemoryBenchSetup {

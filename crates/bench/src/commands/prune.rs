@@ -13,7 +13,7 @@ use halo_core::model::Model;
 use halo_core::prune::RankBy;
 use halo_engine::chat_format::{ChatFormatter, SpeakerNames};
 use halo_llama::attention::{TapConfig, TapRows};
-use halo_llama::ffi::{ContextParams, KvKeyType, LlamaContext};
+use halo_llama::ffi::{AttentionSource, ContextParams, KvKeyType, LlamaContext};
 use halo_llama::model::{Llama, LlamaOptions as Running};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
@@ -76,6 +76,7 @@ pub fn run(options: &PruneBenchOptions, env: &Env) -> Result<()> {
         threads: env.models.thread_count().cast_signed(),
         sequences: 2,
         key_type: KvKeyType::F16,
+        attention: AttentionSource::Softmax,
     };
     let mut context = LlamaContext::new(model.weights(), shape)?;
     let watch = wiring::attention_config(&settings);

@@ -3,8 +3,10 @@
 use crate::env::Env;
 use crate::models::{self, InstalledModel};
 use crate::output::{print_json, print_stdout, sanitize_terminal_text, truncate_line};
+use crate::wiring;
 use anyhow::{Result, bail};
-use halo_llama::ffi::KvKeyType;
+use halo_llama::ffi::{AttentionSource, KvKeyType};
+use halo_llama::kv_archive::KvArchiveLimits;
 use halo_llama::self_test::stored_result;
 use halo_llama::system_memory;
 use halo_server::fits_memory;
@@ -118,14 +120,18 @@ struct MachineFacts {
     memory: Option<u64>,
     self_tests: Option<PathBuf>,
     key_type: KvKeyType,
+    attention: AttentionSource,
 }
 
 impl MachineFacts {
     fn new(env: &Env) -> Result<Self> {
+        let settings = env.load_settings()?.settings;
+        let options = wiring::llama_options(env, &settings, KvArchiveLimits::disabled());
         Ok(Self {
             memory: system_memory::available_bytes(),
             self_tests: env.data_dir().map(|data| data.join("self-tests")),
-            key_type: env.load_settings()?.settings.kv_type,
+            key_type: settings.kv_type,
+            attention: options.attention_source(),
         })
     }
 
@@ -135,7 +141,7 @@ impl MachineFacts {
 
     /// The result of the test of KV edits, once the model was loaded.
     fn self_test(&self, model: &InstalledModel) -> Option<bool> {
-        stored_result(self.self_tests.as_deref()?, &model.path, self.key_type)
+        stored_result(self.self_tests.as_deref()?, &model.path, self.key_type, self.attention)
     }
 
     /// Whether KV cells can be edited, in words.

@@ -23,8 +23,8 @@ use halo_recall::rank::SearchMode;
 use halo_worlds::agent_wrappers::SummaryMethod;
 use std::collections::BTreeMap;
 use value::{
-    AutoOr, ByteSize, FetchModels, FloatInRange, HeadReduction, IntInRange, ListSetting, NumberRange, OffOr,
-    Preset, SecretSetting, SettingValue, TextSetting, TomlValue,
+    AttentionChoice, AutoOr, ByteSize, FetchModels, FloatInRange, HeadReduction, IntInRange, ListSetting,
+    NumberRange, OffOr, Preset, SecretSetting, SettingValue, TextSetting, TomlValue,
 };
 
 pub struct SettingKey {
@@ -171,6 +171,10 @@ define_settings! {
     "model.cooling_tokens" [http] model_cooling_tokens: TokenCountSetting = IntInRange(0);
     /// Number of model layers to offload to the GPU, in builds with GPU support.
     "model.gpu_layers" [http] model_gpu_layers: IntInRange<0, 10_000> = IntInRange(0);
+    /// Where attention is read in a local model: `softmax` (flash attention off), `queries` (flash attention on; attention is
+    /// computed from the queries and the keys, which on a GPU is several times faster), or `auto`: `queries` with layers on a
+    /// GPU, else `softmax`. KV cells that were saved with one are not restored with the other.
+    "model.attention" [http] model_attention: AttentionChoice = AttentionChoice::Auto;
     /// Number of answers that `halo serve` generates at once, in one batch; the model's KV cache has cells for as many
     /// conversations where a quarter of the free memory is enough. In company the last bits of an answer may differ: with 1 the
     /// same seed gives the same answer at any time.

@@ -5,7 +5,7 @@ use halo_core::brightness::{AttentionSink, ScoringKind};
 use halo_core::prune::{PrunePolicyKind, RankBy, TieBreak};
 use halo_engine::premise::PremiseMethod;
 use halo_engine::rules::{ResurrectBrightness, ResurrectLimit};
-use halo_llama::ffi::KvKeyType;
+use halo_llama::ffi::{AttentionSource, KvKeyType};
 use halo_llama::kv_cache::KvCacheMode;
 use halo_recall::rank::SearchMode;
 use halo_worlds::agent_wrappers::SummaryMethod;
@@ -390,6 +390,7 @@ macro_rules! impl_setting_for_enums {
 }
 
 impl_setting_for_enums!(
+    AttentionChoice,
     AttentionSink,
     FetchModels,
     HeadReduction,
@@ -407,6 +408,26 @@ impl_setting_for_enums!(
     SearchMode,
     TieBreak,
 );
+
+/// Where the attention of a local model comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum AttentionChoice {
+    Auto,
+    Softmax,
+    Queries,
+}
+
+impl AttentionChoice {
+    /// The source; none for `auto`.
+    pub fn source(self) -> Option<AttentionSource> {
+        match self {
+            AttentionChoice::Auto => None,
+            AttentionChoice::Softmax => Some(AttentionSource::Softmax),
+            AttentionChoice::Queries => Some(AttentionSource::Queries),
+        }
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames)]
 #[strum(serialize_all = "snake_case")]

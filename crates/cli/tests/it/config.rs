@@ -148,7 +148,7 @@ fn config_environment_reports_misspelt_variables() {
 fn settings_that_clients_may_change_are_listed() {
     use halo_cli::settings::{KEYS, SettingAccess};
     let http = "preset context.max_tokens context.sink_tokens context.recent_tokens context.room_tokens \
-        model.context model.cooling_tokens model.gpu_layers model.parallel model.unload_after model.memory generation.max_tokens generation.temperature generation.top_k \
+        model.context model.cooling_tokens model.gpu_layers model.attention model.parallel model.unload_after model.memory generation.max_tokens generation.temperature generation.top_k \
         generation.top_p generation.min_p generation.repetition generation.seed chat.system chat.dates \
         chat.user_name chat.assistant_name tools.enabled reasoning.keep chunk.min_tokens chunk.max_tokens \
         brightness.strategy brightness.initial brightness.cap brightness.decay brightness.sink \

@@ -1,7 +1,7 @@
 //! A `llama_context`: its KV cache, decoding, and the sequence operations on the cells.
 //!
-//! Flash attention is off, because it computes no softmax that [`AttentionTap`] could read. The KV cache is unified:
-//! all sequences share one set of cells.
+//! Flash attention is off or on with the [`AttentionSource`], because it computes no softmax that [`AttentionTap`] could read.
+//! The KV cache is unified: all sequences share one set of cells.
 //!
 //! A model with sliding-window attention has two caches: one for its global layers, one for its sliding layers. Both have
 //! the same size here (`swa_full`). llama.cpp still reuses cells of the sliding layers that no later token attends to, if
@@ -15,8 +15,9 @@ use super::canceller::JobCanceller;
 use super::error::LlamaError;
 use super::log::{ErrorLogSuppressor, clear_error, last_error};
 use super::node::GraphNode;
+use super::query_capture::QueryCapture;
 use super::recurrent::RecurrentSequences;
-use super::types::{KvKeyType, LlamaPos, LlamaToken, SeqId};
+use super::types::{AttentionSource, KvKeyType, LlamaPos, LlamaToken, SeqId};
 use super::weights::ModelWeights;
 use crate::attention::AttentionTap;
 use crate::system_memory;
@@ -37,6 +38,8 @@ pub struct ContextParams {
     pub sequences: u32,
     /// The type of the keys (`type_k`).
     pub key_type: KvKeyType,
+    /// Where attention rows come from, and with it whether flash attention is on.
+    pub attention: AttentionSource,
 }
 
 /// Tokens below which a context holds no useful prompt.
@@ -94,11 +97,11 @@ impl LlamaContext {
         let editable = weights.kv_edit_unsupported().is_none();
         let recurrent = (weights.is_hybrid() && editable).then(|| RecurrentSequences::new(extra_seq));
         let canceller = Arc::new(JobCanceller::default());
-        let tap = NonNull::from(Box::leak(Box::new(AttentionTap::new(weights.layer_count()))));
+        let tap = NonNull::from(Box::leak(Box::new(new_tap(weights, params))));
         // SAFETY: the parameters are llama.cpp's defaults except for plain values and two callbacks, whose data lives
         // until this context is dropped.
         let context = unsafe {
-            let ContextParams { tokens, batch, threads, sequences, key_type } = params;
+            let ContextParams { tokens, batch, threads, sequences, key_type, attention } = params;
             let mut params = sys::llama_context_default_params();
             params.n_ctx = tokens;
             params.n_batch = batch;
@@ -107,7 +110,10 @@ impl LlamaContext {
             params.swa_full = true;
             params.n_threads = threads;
             params.n_threads_batch = threads;
-            params.flash_attn_type = sys::LLAMA_FLASH_ATTN_TYPE_DISABLED;
+            params.flash_attn_type = match attention {
+                AttentionSource::Softmax => sys::LLAMA_FLASH_ATTN_TYPE_DISABLED,
+                AttentionSource::Queries | AttentionSource::Nowhere => sys::LLAMA_FLASH_ATTN_TYPE_ENABLED,
+            };
             params.kv_unified = true;
             params.type_k = match key_type {
                 KvKeyType::F16 => sys::GGML_TYPE_F16,
@@ -115,8 +121,10 @@ impl LlamaContext {
                 KvKeyType::Q4_0 => sys::GGML_TYPE_Q4_0,
             };
             params.no_perf = true;
-            params.cb_eval = Some(eval_callback);
-            params.cb_eval_user_data = tap.as_ptr().cast();
+            if attention != AttentionSource::Nowhere {
+                params.cb_eval = Some(eval_callback);
+                params.cb_eval_user_data = tap.as_ptr().cast();
+            }
             params.abort_callback = Some(abort_callback);
             params.abort_callback_data = Arc::as_ptr(&canceller).cast_mut().cast();
             sys::llama_init_from_model(weights.model.as_ptr(), params)
@@ -242,11 +250,24 @@ impl LlamaContext {
             }
         }
         match code {
-            0 => Ok(()),
+            0 => self.compute_attention(len),
             1 => Err(LlamaError::CacheFull),
             2 => Err(LlamaError::Cancelled),
             _ => Err(LlamaError::Decode(last_error())),
         }
+    }
+
+    /// Computes the attention rows of the last batch from the queries that the tap kept, if it kept any. Without them the
+    /// batch is still good: the rows are missing then, which the engine reports.
+    fn compute_attention(&mut self, tokens: usize) -> Result<(), LlamaError> {
+        if self.params.attention == AttentionSource::Queries {
+            // SAFETY: the context is alive. Afterwards the device has computed the queries and written the keys.
+            unsafe { sys::llama_synchronize(self.context.as_ptr()) };
+            if let Err(error) = self.tap().finish_batch(tokens) {
+                tracing::error!("attention rows are missing: {error}");
+            }
+        }
+        Ok(())
     }
 
     /// The logits of the last token that was decoded with [`BatchToken::logits`].
@@ -412,6 +433,12 @@ impl LlamaContext {
     }
 }
 
+fn new_tap(weights: &ModelWeights, params: ContextParams) -> AttentionTap {
+    let layers = weights.layer_count();
+    let sequences = params.sequences as usize;
+    AttentionTap::new(layers, QueryCapture::new(layers, params.threads, sequences))
+}
+
 /// Limits the parameters to what llama.cpp accepts, and checks that the memory for them is free.
 fn check_params(weights: &ModelWeights, params: ContextParams) -> Result<ContextParams, LlamaError> {
     // The cells are shared by the windows of several conversations, each of which fits the model.
@@ -457,10 +484,13 @@ unsafe extern "C" fn abort_callback(data: *mut c_void) -> bool {
 unsafe extern "C" fn eval_callback(node: *mut sys::ggml_tensor, ask: bool, data: *mut c_void) -> bool {
     // SAFETY: llama.cpp passes a live node and the pointer to the tap that `new` gave it; nothing else uses the tap
     // meanwhile, because `decode` borrows the whole context mutably.
-    let (node, tap) = unsafe { (&*node, &mut *data.cast::<AttentionTap>()) };
+    let (raw, tap) = unsafe { (node, &mut *data.cast::<AttentionTap>()) };
+    // SAFETY: nothing else has a reference to the node while llama.cpp waits for this function.
+    let node = unsafe { &*raw };
     // A panic must not unwind into llama.cpp: the row is missing then, which the engine reports.
     let observed = catch_unwind(AssertUnwindSafe(|| {
         if ask {
+            tap.queries().note_node(raw);
             return tap.wants_node(&GraphNode(node));
         }
         tap.observe(&GraphNode(node));

@@ -29,6 +29,19 @@ impl GraphNode<'_> {
         self.0.op == sys::GGML_OP_SET_ROWS
     }
 
+    pub(crate) fn is_soft_max(&self) -> bool {
+        self.0.op == sys::GGML_OP_SOFT_MAX
+    }
+
+    pub(crate) fn is_flash_attention(&self) -> bool {
+        self.0.op == sys::GGML_OP_FLASH_ATTN_EXT
+    }
+
+    /// Whether the tensor is an input of the graph: its data is there before anything is computed.
+    pub(crate) fn is_input(&self) -> bool {
+        self.0.op == sys::GGML_OP_NONE
+    }
+
     /// Whether the node rotates keys or queries by their positions.
     pub(crate) fn is_rope(&self) -> bool {
         self.0.op == sys::GGML_OP_ROPE
@@ -70,6 +83,32 @@ impl GraphNode<'_> {
         // SAFETY: the range lies within the tensor, and `scratch` holds `cells` floats of four bytes.
         unsafe { sys::ggml_backend_tensor_get(self.0, scratch.as_mut_ptr().cast(), start, cells * 4) };
         Some(scratch)
+    }
+
+    /// The cells that a token can attend to, if this is a mask of 16-bit or 32-bit floats. The mask adds a finite number to the
+    /// score of such a cell (0, or the bias of ALiBi), and minus infinity to all others.
+    pub(crate) fn visible_cells(&self, token: usize, scratch: &mut Vec<f32>) -> Vec<u32> {
+        let finite = |row: &[f32]| {
+            let visible = row.iter().enumerate().filter(|(_, bias)| **bias > f32::NEG_INFINITY);
+            visible.map(|(cell, _)| cell as u32).collect()
+        };
+        if self.0.type_ != sys::GGML_TYPE_F16 {
+            return self.f32_row(token, 0, scratch).map(finite).unwrap_or_default();
+        }
+        let [cells, tokens, ..] = self.dims();
+        let start = token.saturating_mul(self.0.nb[1]);
+        // SAFETY: `ggml_nbytes` only reads the fields of a live tensor.
+        let bytes = unsafe { sys::ggml_nbytes(self.0) };
+        if token >= tokens || self.0.nb[0] != 2 || start + cells * 2 > bytes || self.0.data.is_null() {
+            return Vec::new();
+        }
+        let mut halves = vec![0u16; cells];
+        // SAFETY: the range lies within the tensor, and the buffer holds as many numbers of two bytes.
+        unsafe { sys::ggml_backend_tensor_get(self.0, halves.as_mut_ptr().cast(), start, cells * 2) };
+        /// Minus infinity as a 16-bit float.
+        const MINUS_INFINITY: u16 = 0xfc00;
+        let visible = halves.iter().enumerate().filter(|(_, half)| **half != MINUS_INFINITY);
+        visible.map(|(cell, _)| cell as u32).collect()
     }
 
     /// Copies the tensor, if it holds 64-bit integers; returns whether it does.

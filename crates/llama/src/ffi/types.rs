@@ -34,3 +34,19 @@ impl KvKeyType {
         }
     }
 }
+
+/// Where attention rows come from.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames,
+)]
+#[strum(serialize_all = "snake_case")]
+pub enum AttentionSource {
+    /// The softmax that llama.cpp computes without flash attention.
+    #[default]
+    Softmax,
+    /// Nowhere: llama.cpp computes with flash attention and without a callback, at its own speed. For measurements only.
+    Nowhere,
+    /// The queries and the keys, while llama.cpp computes with flash attention. The values of the KV cache are laid out in
+    /// another way, so cells that were saved with one source are not restored with the other.
+    Queries,
+}

@@ -53,6 +53,14 @@ impl ModelWeights {
         }
     }
 
+    /// Whether this program was built for a GPU and has found one.
+    #[must_use]
+    pub fn gpu_is_usable() -> bool {
+        init();
+        // SAFETY: the function has no arguments; the backends are initialised.
+        unsafe { sys::llama_supports_gpu_offload() }
+    }
+
     /// The context length that the model was trained for.
     #[must_use]
     pub fn trained_context(&self) -> u32 {

@@ -2,7 +2,9 @@
 //! end with an error or a working model, not with an abort inside llama.cpp.
 
 use crate::common::TinyModel;
-use halo_llama::ffi::{BatchToken, ContextParams, KvKeyType, LlamaContext, ModelWeights, SeqId};
+use halo_llama::ffi::{
+    AttentionSource, BatchToken, ContextParams, KvKeyType, LlamaContext, ModelWeights, SeqId,
+};
 use halo_llama::gguf::{self, GgufValue};
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -26,6 +28,7 @@ fn gguf_load_in_child_process() {
         threads: 1,
         sequences: 3,
         key_type: KvKeyType::F16,
+        attention: AttentionSource::Softmax,
     };
     let Ok(mut context) = LlamaContext::new(&weights, params) else { return };
     let _ = context.decode(SeqId(0), &[BatchToken { token: 1, position: 0, logits: true }]);

@@ -1,5 +1,6 @@
 //! All integration tests of this crate, in one binary.
 
+mod attention_sources;
 mod batch;
 mod chat_templates;
 mod common;

@@ -1,6 +1,6 @@
 //! Weights and context of the real model: tokens, attention rows, and saving and restoring KV cells.
 
-use crate::common::{model_path, weights};
+use crate::common::{context_params, model_path, weights};
 use halo_core::attention::LayerReduction;
 use halo_llama::attention::{TapConfig, TapRows};
 use halo_llama::ffi::{
@@ -12,11 +12,8 @@ const MAIN_SEQ: SeqId = SeqId(0);
 const SCRATCH_SEQ: SeqId = SeqId(1);
 
 fn context() -> LlamaContext {
-    LlamaContext::new(
-        &weights(),
-        ContextParams { tokens: 1024, batch: 256, threads: 1, sequences: 4, key_type: KvKeyType::F16 },
-    )
-    .expect("enough memory")
+    LlamaContext::new(&weights(), ContextParams { sequences: 4, ..context_params(1024, KvKeyType::F16) })
+        .expect("enough memory")
 }
 
 /// Decodes tokens from a position on; returns the logits of the last.
@@ -137,8 +134,7 @@ fn state_save_and_restore_is_bit_exact() {
 #[test]
 fn context_refuses_invalid_params_and_tokens() {
     let weights = weights();
-    let params =
-        ContextParams { tokens: 9000, batch: 64, threads: 1, sequences: 1, key_type: KvKeyType::F16 };
+    let params = ContextParams { batch: 64, sequences: 1, ..context_params(9000, KvKeyType::F16) };
     assert!(matches!(
         LlamaContext::new(&weights, params),
         Err(LlamaError::ContextTooLarge { requested: 9000, max: 8192 })

@@ -4,7 +4,7 @@ use crate::common::{STORY, TinyModel, context_params, tiny_model_path, tokenize_
 use crate::generate::{NEVER, generate, greedy};
 use halo_core::attention::{AttentionRequest, LayerReduction};
 use halo_core::model::Model;
-use halo_llama::ffi::{KvKeyType, LlamaContext, ModelWeights, SeqId};
+use halo_llama::ffi::{AttentionSource, KvKeyType, LlamaContext, ModelWeights, SeqId};
 use halo_llama::kv_archive::KvArchiveLimits;
 use halo_llama::model::{Llama, LlamaOptions};
 use halo_llama::self_test::{SELF_TEST_FAILED, SelfTestRestore, stored_result, test_with_damage};
@@ -94,7 +94,11 @@ fn self_test_verdict_of_each_architecture_is_as_documented() {
         assert_eq!(if capabilities.attention { "yes" } else { "no" }, attention, "{architecture}");
         // A model whose kind decides is not tested.
         let tested = (kv_edits == "yes").then_some(true);
-        assert_eq!(stored_result(folder.path(), &path, KvKeyType::F16), tested, "{architecture}");
+        assert_eq!(
+            stored_result(folder.path(), &path, KvKeyType::F16, AttentionSource::Softmax),
+            tested,
+            "{architecture}"
+        );
         // The sum of a row is not 1 where a part goes to attention sinks: the maximum is not checked.
         let request =
             AttentionRequest { answer: true, layers: LayerReduction::Max, ..AttentionRequest::none() };

@@ -3,7 +3,7 @@
 use halo_core::model::{StepFlow, WindowToken};
 use halo_core::token::{Position, TokenId};
 use halo_llama::attention::{ReducedAttention, TapConfig, TapRows};
-use halo_llama::ffi::{ContextParams, KvKeyType, LlamaContext, LlamaToken, ModelWeights};
+use halo_llama::ffi::{AttentionSource, ContextParams, KvKeyType, LlamaContext, LlamaToken, ModelWeights};
 use halo_llama::kv_archive::{KvArchive, KvArchiveLimits};
 use halo_llama::kv_cache::{InputToken, KvCache, KvCacheError, KvCacheMode, WindowSync, sequence_count};
 use halo_llama::token_key::token_keys;
@@ -63,8 +63,7 @@ impl TinyModel {
     pub fn weights(self) -> Arc<ModelWeights> {
         static LOADED: Mutex<BTreeMap<TinyModel, Arc<ModelWeights>>> = Mutex::new(BTreeMap::new());
         let mut loaded = LOADED.lock();
-        let load = || Arc::new(ModelWeights::load(&self.path(), 0).expect("the model loads"));
-        Arc::clone(loaded.entry(self).or_insert_with(load))
+        Arc::clone(loaded.entry(self).or_insert_with(|| load_weights(&self.path())))
     }
 
     pub fn context(self, tokens: u32) -> LlamaContext {
@@ -90,12 +89,21 @@ impl TinyModel {
     }
 }
 
+/// Where attention comes from in the tests that do not compare sources: `HALO_TEST_ATTENTION`, or the softmax.
+pub fn attention_source() -> AttentionSource {
+    let named = std::env::var("HALO_TEST_ATTENTION").ok();
+    named.map_or(AttentionSource::Softmax, |name| name.parse().expect("softmax or queries"))
+}
+
+/// A model with `HALO_TEST_GPU_LAYERS` layers on a GPU.
+pub fn load_weights(path: &Path) -> Arc<ModelWeights> {
+    let layers = std::env::var("HALO_TEST_GPU_LAYERS").ok().and_then(|n| n.parse().ok());
+    Arc::new(ModelWeights::load(path, layers.unwrap_or(0)).expect("the model loads"))
+}
+
 /// The model, loaded once; `HALO_TEST_GPU_LAYERS` layers of it on a GPU.
 pub fn weights() -> Arc<ModelWeights> {
-    static WEIGHTS: LazyLock<Arc<ModelWeights>> = LazyLock::new(|| {
-        let layers = std::env::var("HALO_TEST_GPU_LAYERS").ok().and_then(|n| n.parse().ok());
-        Arc::new(ModelWeights::load(&model_path(), layers.unwrap_or(0)).expect("the model loads"))
-    });
+    static WEIGHTS: LazyLock<Arc<ModelWeights>> = LazyLock::new(|| load_weights(&model_path()));
     Arc::clone(&WEIGHTS)
 }
 
@@ -104,7 +112,8 @@ fn context_of(weights: &Arc<ModelWeights>, tokens: u32) -> LlamaContext {
 }
 
 pub fn context_params(tokens: u32, key_type: KvKeyType) -> ContextParams {
-    ContextParams { tokens, batch: 256, threads: 1, sequences: sequence_count(1), key_type }
+    let attention = attention_source();
+    ContextParams { tokens, batch: 256, threads: 1, sequences: sequence_count(1), key_type, attention }
 }
 
 /// A KV cache whose keys have a type, with an archive in RAM.
