@@ -8,6 +8,7 @@ use crate::client_address::ClientNetwork;
 use crate::completion::{CompletedAnswer, CompletionRequest, OnAnswerProgress, complete_answer};
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
 use crate::openai::timings;
+use crate::raw_prompt::start_tokens;
 use crate::running_completions::GenerationOwner;
 use crate::sampling::{
     ApiDialect, LogprobBuffer, RequestFields, RequestedSampling, check_supported, parse_sampling,
@@ -184,6 +185,9 @@ fn completion_request(
     ephemeral: bool,
 ) -> ApiResult<CompletionRequest> {
     let (mut ids, mut text) = (Vec::new(), String::new());
+    if let Some(PromptPart::Text(first)) = parts.first() {
+        ids.extend(start_tokens(model, first)?.iter().map(|token| token.id));
+    }
     for part in parts {
         match part {
             PromptPart::Text(part) => {

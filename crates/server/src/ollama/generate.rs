@@ -9,6 +9,7 @@ use crate::client_address::ClientNetwork;
 use crate::completion::CompletionRequest;
 use crate::error::{ApiResult, ErrorResponse, null_as_default, spawn_blocking};
 use crate::openai::{CONVERSATION_HEADER, ForeignChat, NOT_STORED};
+use crate::raw_prompt::start_tokens;
 use crate::running_completions::GenerationOwner;
 use crate::sampling::{LogprobBuffer, check_supported};
 use axum::Json;
@@ -115,7 +116,9 @@ impl OllamaGenerateRequest {
 
 /// A raw prompt is in the chat template, so names of special tokens in it are special tokens.
 fn raw_completion(app: &App, prompt: String, sampling: Sampling) -> ApiResult<CompletionRequest> {
-    let tokens = app.backend.model()?.tokenize(&prompt, true)?;
+    let mut model = app.backend.model()?;
+    let mut tokens = start_tokens(&mut *model, &prompt)?;
+    tokens.extend(model.tokenize(&prompt, true)?);
     Ok(CompletionRequest {
         ids: tokens.iter().map(|token| token.id).collect(),
         text: prompt,

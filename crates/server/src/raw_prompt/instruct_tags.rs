@@ -30,11 +30,6 @@ impl<'a> InstructTags<'a> {
         TAGS.iter().any(|(tag, ..)| has(tag)).then_some(Self { template, has_ends, open: None })
     }
 
-    /// What the template writes before the first message.
-    pub fn start(&self) -> &'a str {
-        &self.template.start
-    }
-
     pub fn replace(&mut self, text: &str) -> String {
         let (mut out, mut rest) = (String::with_capacity(text.len()), text);
         while let Some(at) = rest.find("{{[") {

@@ -1,5 +1,5 @@
-//! Raw prompts, as `/v1/completions` and KoboldCPP's routes take them: KoboldCPP's placeholders for the chat template, its `memory`
-//! before the prompt, and its `max_context_length`.
+//! Raw prompts, as `/v1/completions` and KoboldCPP's routes take them: the BOS token, KoboldCPP's placeholders for the chat template,
+//! its `memory` before the prompt, and its `max_context_length`.
 
 mod fit;
 mod instruct_tags;
@@ -9,7 +9,7 @@ use crate::error::ApiResult;
 use crate::sampling::RequestFields;
 use fit::{PromptLimit, fit_prompt};
 use halo_core::Error;
-use halo_core::model::{ChatTemplate, Model, Sampling};
+use halo_core::model::{ChatTemplate, Model, ModelToken, Sampling};
 use halo_core::token::TokenId;
 use instruct_tags::InstructTags;
 
@@ -19,6 +19,8 @@ pub(crate) struct RawPromptOptions {
     memory: String,
     max_context: Option<usize>,
     replaces_tags: bool,
+    /// Whether a text gets the BOS token of the model.
+    adds_start: bool,
     pub text: TextOptions,
     /// The client's key of the generation: it can be watched and aborted by it.
     pub generation_key: Option<String>,
@@ -35,9 +37,10 @@ impl RawPromptOptions {
             memory: fields.text(&["memory"])?.map_or_else(String::new, |(_, text)| text.to_owned()),
             max_context: max_context.map(|(_, limit)| usize::try_from(limit).unwrap_or(usize::MAX)),
             replaces_tags: flag(&["replace_instruct_placeholders"], true)?,
+            adds_start: flag(&["add_bos_token"], true)?,
             text: TextOptions {
                 trims_stop: flag(&["trim_stop"], true)?,
-                renders_special: flag(&["render_special"], false)?,
+                renders_special: flag(&["render_special"], !flag(&["skip_special_tokens"], true)?)?,
             },
             generation_key: key.filter(|key| !key.is_empty()),
         })
@@ -68,29 +71,34 @@ impl RawPromptOptions {
         let tags = InstructTags::find(&template, &[&self.memory, prompt]).filter(|_| self.replaces_tags);
         let (memory, prompt) = match tags {
             None => (self.memory.clone(), prompt.to_owned()),
-            Some(mut tags) => {
-                let (memory, prompt) = (tags.replace(&self.memory), tags.replace(prompt));
-                // The client has left the template to the server, and with it what comes before the first message.
-                let is_started = memory.starts_with(tags.start())
-                    || (memory.is_empty() && prompt.starts_with(tags.start()));
-                (if is_started { memory } else { format!("{}{memory}", tags.start()) }, prompt)
-            }
+            Some(mut tags) => (tags.replace(&self.memory), tags.replace(prompt)),
         };
+        let first = if memory.is_empty() { &prompt } else { &memory };
+        let start = if self.adds_start { start_tokens(model, first)? } else { Vec::new() };
         let memory_tokens = if memory.is_empty() { Vec::new() } else { model.tokenize(&memory, true)? };
         let prompt_tokens = model.tokenize(&prompt, true)?;
         let count = memory_tokens.len() + prompt_tokens.len();
-        let tokens = fit_prompt(memory_tokens, prompt_tokens, self.limit(model, sampling));
+        let tokens = fit_prompt(memory_tokens, prompt_tokens, self.limit(model, sampling, start.len()));
         let text = match tokens.len() == count {
             true => format!("{memory}{prompt}"),
             false => tokens.iter().map(|token| token.text.as_str()).collect(),
         };
-        Ok((tokens.into_iter().map(|token| token.id).collect(), text))
+        Ok((start.iter().chain(&tokens).map(|token| token.id).collect(), text))
     }
 
-    fn limit(&self, model: &dyn Model, sampling: &Sampling) -> Option<PromptLimit> {
-        let context = model.info().context.min(self.max_context?);
+    fn limit(&self, model: &dyn Model, sampling: &Sampling, start_tokens: usize) -> Option<PromptLimit> {
+        let context = model.info().context.min(self.max_context?).saturating_sub(start_tokens);
         // An answer without a limit fills what the prompt leaves.
         let answer = sampling.expected_tokens.unwrap_or(sampling.max_tokens);
         Some(PromptLimit { context, answer })
     }
+}
+
+/// The BOS token, where the model was trained with one and the text does not begin with it: without it, some models write nonsense.
+pub(crate) fn start_tokens(model: &mut dyn Model, text: &str) -> Result<Vec<ModelToken>, Error> {
+    let start = model.info().template.start.clone();
+    if start.is_empty() || text.is_empty() || text.starts_with(&start) {
+        return Ok(Vec::new());
+    }
+    model.tokenize(&start, true)
 }

@@ -3,6 +3,7 @@
 use crate::chat::chat_body;
 use crate::fake::{FakeOptions, FakeServer, SPECIAL_TOKEN};
 use halo_core::model::{ChatTemplate, OutputConstraint, SamplerKind};
+use halo_core::token::TokenId;
 use halo_core::tool_call::ReasoningFormat;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -29,6 +30,10 @@ fn last_window(fake: &FakeServer) -> String {
     fake.script().windows.last().cloned().unwrap_or_default()
 }
 
+fn last_prompt(fake: &FakeServer) -> Vec<TokenId> {
+    fake.script().prompts.last().cloned().unwrap_or_default()
+}
+
 /// The error of a refused request.
 async fn refused(fake: &FakeServer, path: &str, body: &Value) -> Value {
     let response = fake.post(path, body).await;
@@ -53,7 +58,7 @@ async fn instruct_placeholders_become_the_chat_template() {
         assert_eq!(fake.post(path, &body).await.status, 200, "{path}");
         assert_eq!(
             last_window(&fake),
-            "user: <s><|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n\n",
+            "user: <|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n\n",
             "{path}"
         );
         assert_eq!(fake.script().samplings[0].stop, ["<|im_start|>user\n", "END"], "{path}");
@@ -61,6 +66,62 @@ async fn instruct_placeholders_become_the_chat_template() {
         assert_eq!(fake.post(path, &kept).await.status, 200, "{path}");
         assert_eq!(last_window(&fake), "user: {{[SYSTEM]}}Be kind.{{[INPUT]}}Hi{{[OUTPUT]}}\n", "{path}");
         assert_eq!(fake.script().samplings[1].stop, ["{{[INPUT]}}", "END"], "{path}");
+    }
+}
+
+/// A model that was trained with a BOS token gets it before every raw text, whatever its length, and never twice. Token ids are the whole
+/// prompt.
+#[tokio::test]
+async fn raw_prompts_begin_with_the_bos_token() {
+    let template = ChatTemplate { start: SPECIAL_TOKEN.into(), ..ChatTemplate::chatml() };
+    let fake = FakeServer::with_options(FakeOptions { template, ..FakeOptions::default() });
+    let [bos, once, upon] = [SPECIAL_TOKEN, "Once", " upon"].map(|text| fake.model.token_id(text));
+    let raw = json!({ "raw": true, "stream": false });
+    for (path, fields) in
+        [(COMPLETIONS, json!({})), (GENERATE, json!({})), ("/completion", json!({})), ("/api/generate", raw)]
+    {
+        for (prompt, expected) in [("Once upon", vec![bos, once, upon]), ("<|end|> upon", vec![bos, upon])] {
+            ok(&fake, path, &with(json!({ "prompt": prompt }), fields.clone())).await;
+            assert_eq!(last_prompt(&fake), expected, "{path} {prompt}");
+        }
+    }
+    for path in [COMPLETIONS, GENERATE] {
+        ok(&fake, path, &json!({ "prompt": "Once upon", "add_bos_token": false })).await;
+        assert_eq!(last_prompt(&fake), [once, upon], "{path}");
+        ok(&fake, path, &json!({ "memory": "Once", "prompt": " upon" })).await;
+        assert_eq!(last_prompt(&fake), [bos, once, upon], "{path}");
+        let long = format!("word{} upon", " Once".repeat(40));
+        ok(&fake, path, &json!({ "prompt": long, "max_context_length": 8, "max_tokens": 2 })).await;
+        let cut = last_prompt(&fake);
+        assert_eq!((cut[0], cut[5], cut.len()), (bos, upon, 6), "{path}: it stays where the rest is cut");
+        let tags = json!({ "prompt": "{{[INPUT]}}Hi{{[OUTPUT]}}" });
+        ok(&fake, path, &tags).await;
+        assert_eq!(last_prompt(&fake)[0], bos, "{path}");
+        assert!(!last_prompt(&fake)[1..].contains(&bos), "{path}");
+    }
+    for (path, prompt) in [(COMPLETIONS, json!([once.0, upon.0])), ("/completion", json!([once.0, " upon"]))]
+    {
+        ok(&fake, path, &json!({ "prompt": prompt })).await;
+        assert_eq!(last_prompt(&fake), [once, upon], "{path}");
+    }
+    let echoed = ok(&fake, COMPLETIONS, &json!({ "prompt": "Once upon", "echo": true })).await;
+    let text = echoed["choices"][0]["text"].as_str().expect("a text");
+    assert!(text.starts_with("Once upon"), "the client has not sent the token: {text}");
+}
+
+/// text-generation-webui's and vLLM's switch for special tokens in the text is the opposite of KoboldCPP's.
+#[tokio::test]
+async fn completions_show_special_tokens_where_they_are_not_skipped() {
+    let fake = FakeServer::in_memory();
+    for (fields, expected) in [
+        (json!({}), " one"),
+        (json!({ "skip_special_tokens": true }), " one"),
+        (json!({ "skip_special_tokens": false }), "<|end|> one"),
+        (json!({ "skip_special_tokens": false, "render_special": false }), " one"),
+    ] {
+        fake.script_answers(&["<|end|> one"]);
+        let answer = ok(&fake, COMPLETIONS, &with(json!({ "prompt": "Once" }), fields.clone())).await;
+        assert_eq!(answer["choices"][0]["text"], expected, "{fields}");
     }
 }
 

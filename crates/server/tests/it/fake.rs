@@ -71,6 +71,8 @@ pub struct FakeScript {
     pub unsupported_by_other: Vec<SamplingParameter>,
     /// The sampling parameters of all answers.
     pub samplings: Vec<Sampling>,
+    /// The prompts of all answers, as tokens.
+    pub prompts: Vec<Vec<TokenId>>,
 }
 
 pub enum FakeAnswer {
@@ -136,6 +138,7 @@ impl Model for FakeModel {
                 .windows
                 .push(messages.iter().map(|m| format!("{}: {}\n", m.role.name(), m.text)).collect());
             script.samplings.push(sampling.clone());
+            script.prompts.push(prompt.window.iter().map(|token| token.id).collect());
             script.answers_given += 1;
             match script.answers.pop_front() {
                 Some(FakeAnswer::Text(text)) => (text, None, script.token_delay),
