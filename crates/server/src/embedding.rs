@@ -40,6 +40,8 @@ pub(crate) struct EmbeddingOptions {
     pub dimensions: Option<u64>,
     pub long: LongInput,
     pub vocabulary: TokenVocabulary,
+    /// Whether a list without texts is answered with one without vectors: SillyTavern asks so for the name of the embedder.
+    pub allow_no_texts: bool,
 }
 
 pub(crate) struct EmbeddedTexts {
@@ -54,7 +56,7 @@ pub(crate) struct EmbeddedTexts {
 const MAX_INPUTS: usize = 2048;
 
 /// The texts of a request: a text, a list of texts, the tokens of a text, or a list of such lists. `field` names them in errors.
-fn parse_inputs(field: &str, value: &Value) -> ApiResult<Vec<EmbeddingInput>> {
+fn parse_inputs(field: &str, value: &Value, allow_none: bool) -> ApiResult<Vec<EmbeddingInput>> {
     let refuse =
         |problem: String| Err(ErrorResponse::bad_request(format!("{field} {problem}")).with_param(field));
     let inputs = match value {
@@ -67,7 +69,7 @@ fn parse_inputs(field: &str, value: &Value) -> ApiResult<Vec<EmbeddingInput>> {
             "must be a text, a list of texts, a list of token ids, or a list of such lists".into(),
         );
     };
-    if inputs.is_empty() || inputs.len() > MAX_INPUTS {
+    if (inputs.is_empty() && !allow_none) || inputs.len() > MAX_INPUTS {
         return refuse(format!("has {} texts; it must have 1 to {MAX_INPUTS}", inputs.len()));
     }
     match inputs.iter().position(EmbeddingInput::is_empty) {
@@ -102,7 +104,7 @@ pub(crate) async fn embed_request(
     (field, value): (&'static str, &Value),
     options: EmbeddingOptions,
 ) -> ApiResult<EmbeddedTexts> {
-    let inputs = parse_inputs(field, value)?;
+    let inputs = parse_inputs(field, value, options.allow_no_texts)?;
     spawn_blocking(move || embed_inputs(&app, field, inputs, options)).await
 }
 
@@ -122,13 +124,16 @@ fn embed_inputs(
     app: &App,
     field: &str,
     inputs: Vec<EmbeddingInput>,
-    EmbeddingOptions { dimensions, long, vocabulary }: EmbeddingOptions,
+    EmbeddingOptions { dimensions, long, vocabulary, .. }: EmbeddingOptions,
 ) -> ApiResult<EmbeddedTexts> {
     let missing = "there is no embedder: download one, set recall.embedder and restart";
     let mut embedder =
         app.backend.embedder().ok_or_else(|| ErrorResponse::new(StatusCode::NOT_IMPLEMENTED, missing))?;
     let info = embedder.info()?;
     let dimensions = check_dimensions(dimensions, &info)?;
+    if inputs.is_empty() {
+        return Ok(EmbeddedTexts { vectors: Vec::new(), tokens: Vec::new(), model: info.name });
+    }
     let texts = inputs.into_iter().map(|input| input_text(app, field, input, vocabulary));
     let texts = texts.collect::<ApiResult<Vec<String>>>()?;
     let passages: Vec<String> = texts.iter().map(|text| format!("{}{text}", info.passage_prefix)).collect();
@@ -219,7 +224,7 @@ mod tests {
             (json!([[1], [2, 3]]), vec![ids(&[1]), ids(&[2, 3])]),
             (json!(["a", [7]]), vec![text("a"), ids(&[7])]),
         ] {
-            assert_eq!(parse_inputs("input", &json).ok(), Some(inputs), "{json}");
+            assert_eq!(parse_inputs("input", &json, false).ok(), Some(inputs), "{json}");
         }
         for invalid in [
             json!(null),
@@ -235,7 +240,7 @@ mod tests {
             json!([["a"]]),
             json!(vec!["a"; MAX_INPUTS + 1]),
         ] {
-            let error = parse_inputs("input", &invalid).expect_err("refused");
+            let error = parse_inputs("input", &invalid, false).expect_err("refused");
             assert_eq!(
                 (error.status(), error.param()),
                 (StatusCode::BAD_REQUEST, Some("input")),

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Parts of KoboldCPP that Halo does not have, by path.
-const MISSING_PARTS: [(&str, &str); 17] = [
+const MISSING_PARTS: [(&str, &str); 24] = [
     ("/api/extra/websearch", "web search"),
     ("/api/extra/transcribe", "speech recognition"),
     ("/api/extra/tts", "speech"),
@@ -29,6 +29,13 @@ const MISSING_PARTS: [(&str, &str); 17] = [
     ("/api/extra/data/load", "saved data"),
     ("/api/admin/list_options", "remote administration"),
     ("/api/admin/reload_config", "remote administration"),
+    ("/api/extra/shutdown", "remote administration"),
+    ("/api/admin/check_state", "saved states"),
+    ("/api/admin/save_state", "saved states"),
+    ("/api/admin/load_state", "saved states"),
+    ("/api/admin/clear_state", "saved states"),
+    ("/sdapi/v1/options", "image generation"),
+    ("/sdapi/v1/upscale", "image generation"),
     ("/sdapi/v1/txt2img", "image generation"),
     ("/sdapi/v1/img2img", "image generation"),
     ("/sdapi/v1/interrogate", "image recognition"),
@@ -88,7 +95,12 @@ async fn embeddings(
     JsonBody(request): JsonBody<KoboldEmbeddingsRequest>,
 ) -> ApiResult<Json<Value>> {
     let long = if request.truncate == Some(true) { LongInput::Split } else { LongInput::Refuse };
-    let options = EmbeddingOptions { dimensions: None, long, vocabulary: TokenVocabulary::ChatModel };
+    let options = EmbeddingOptions {
+        dimensions: None,
+        long,
+        vocabulary: TokenVocabulary::ChatModel,
+        allow_no_texts: true,
+    };
     let embedded = embed_request(app, ("input", &request.input), options).await?;
     Ok(Json(embedded.to_openai_json(|vector| json!(vector))))
 }

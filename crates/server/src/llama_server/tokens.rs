@@ -94,6 +94,7 @@ pub(super) async fn embedding(
         dimensions: None,
         long: LongInput::Refuse,
         vocabulary: TokenVocabulary::ChatModel,
+        allow_no_texts: false,
     };
     let embedded = embed_request(app, ("content", &request.content), options).await?;
     let item = |(index, vector): (usize, &Vec<f32>)| json!({ "index": index, "embedding": [vector] });

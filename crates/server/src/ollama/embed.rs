@@ -30,8 +30,12 @@ pub(super) async fn embed(
         return Ok(Json(json!({ "model": app.backend.model_info().name, "embeddings": [] })));
     }
     let long = if request.truncate == Some(true) { LongInput::Split } else { LongInput::Refuse };
-    let options =
-        EmbeddingOptions { dimensions: request.dimensions, long, vocabulary: TokenVocabulary::ChatModel };
+    let options = EmbeddingOptions {
+        dimensions: request.dimensions,
+        long,
+        vocabulary: TokenVocabulary::ChatModel,
+        allow_no_texts: false,
+    };
     let embedded = embed_request(app, ("input", &request.input), options).await?;
     Ok(Json(json!({
         "model": embedded.model,
@@ -60,6 +64,7 @@ pub(super) async fn embeddings(
         dimensions: None,
         long: LongInput::Refuse,
         vocabulary: TokenVocabulary::ChatModel,
+        allow_no_texts: false,
     };
     let embedded = embed_request(app, ("prompt", &json!(request.prompt)), options).await?;
     Ok(Json(json!({ "embedding": embedded.vectors.first() })))

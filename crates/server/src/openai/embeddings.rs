@@ -37,6 +37,7 @@ pub(super) async fn embeddings(
         dimensions: request.dimensions,
         long: LongInput::Refuse,
         vocabulary: TokenVocabulary::Cl100k,
+        allow_no_texts: false,
     };
     let embedded = embed_request(app, input, options).await?;
     Ok(Json(embedded.to_openai_json(|vector| match as_base64 {

@@ -6,7 +6,7 @@ use crate::error::{ApiResult, ErrorResponse};
 use serde_json::Value;
 
 /// The names, with the number that does nothing. Empty values do nothing either.
-const IN_ALL_DIALECTS: [(&str, f64); 32] = [
+const IN_ALL_DIALECTS: [(&str, f64); 47] = [
     ("banned_strings", 0.0),
     ("bypass_eos", 0.0),
     ("adaptive_target", -1.0),
@@ -39,6 +39,21 @@ const IN_ALL_DIALECTS: [(&str, f64); 32] = [
     ("prediction", 0.0),
     ("web_search_options", 0.0),
     ("skew", 0.0),
+    ("grammar_retain_state", 0.0),
+    ("length_penalty", 1.0),
+    ("early_stopping", 0.0),
+    ("use_beam_search", 0.0),
+    ("stop_token_ids", 0.0),
+    ("include_stop_str_in_output", 0.0),
+    ("bad_words", 0.0),
+    ("allowed_token_ids", 0.0),
+    ("prompt_logprobs", 0.0),
+    ("truncate_prompt_tokens", -1.0),
+    ("structured_outputs", 0.0),
+    ("guided_json", 0.0),
+    ("guided_regex", 0.0),
+    ("guided_choice", 0.0),
+    ("guided_grammar", 0.0),
 ];
 
 /// Ollama's answers have no place for log-probabilities in the version of its API that is served.
@@ -51,6 +66,10 @@ pub(super) fn refuse_unsupported(fields: &RequestFields, dialect: ApiDialect) ->
         let has_no_effect = |value: &Value| match value {
             Value::Null => true,
             Value::Bool(on) => !on,
+            // llama.cpp takes every number below 0 for off, and SillyTavern always sends one.
+            Value::Number(number) if *name == "adaptive_target" => {
+                number.as_f64().is_some_and(|target| target < 0.0)
+            }
             Value::Number(number) => number.as_f64() == Some(*neutral),
             Value::String(text) => text.is_empty(),
             Value::Array(values) => values.is_empty(),

@@ -145,9 +145,16 @@ fn kobold_requests() -> Vec<(&'static str, &'static str, Value)> {
         ("POST", "/api/extra/data/load", json!({})),
         ("GET", "/api/admin/list_options", Value::Null),
         ("POST", "/api/admin/reload_config", json!({})),
+        ("POST", "/api/admin/check_state", json!({})),
+        ("POST", "/api/admin/save_state", json!({})),
+        ("POST", "/api/admin/load_state", json!({})),
+        ("POST", "/api/admin/clear_state", json!({})),
+        ("POST", "/api/extra/shutdown", json!({})),
         ("POST", "/sdapi/v1/txt2img", json!({})),
         ("POST", "/sdapi/v1/img2img", json!({})),
         ("POST", "/sdapi/v1/interrogate", json!({})),
+        ("GET", "/sdapi/v1/options", Value::Null),
+        ("POST", "/sdapi/v1/upscale", json!({})),
     ]);
     requests
 }

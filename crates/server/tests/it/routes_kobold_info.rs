@@ -29,7 +29,10 @@ async fn kobold_info_routes_answer() {
         ("POST", "/api/extra/tts"),
         ("POST", "/api/extra/multiplayer/status"),
         ("GET", "/api/admin/list_options"),
+        ("POST", "/api/admin/save_state"),
+        ("POST", "/api/extra/shutdown"),
         ("POST", "/sdapi/v1/txt2img"),
+        ("GET", "/sdapi/v1/options"),
     ] {
         let response = fake.request(method, path, &[], "{}").await;
         assert_eq!(response.status, 501, "{path}");
@@ -47,6 +50,15 @@ async fn kobold_version_says_whether_there_are_embeddings() {
         assert_eq!(fake.get("/api/extra/version").await.json()["embeddings"], json!(embedder));
         let response = fake.post("/api/extra/embeddings", &json!({ "input": ["red apple", "pie"] })).await;
         assert_eq!(response.status, if embedder { 200 } else { 501 }, "{}", response.text());
+        // SillyTavern asks so for the name of the embedder, before it has a text.
+        let none = fake.post("/api/extra/embeddings", &json!({ "input": [] })).await;
+        assert_eq!(none.status, response.status, "{}", none.text());
+        if embedder {
+            assert_eq!(
+                (&none.json()["data"], &none.json()["model"]),
+                (&json!([]), &response.json()["model"])
+            );
+        }
     }
 }
 
