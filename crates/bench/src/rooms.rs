@@ -55,6 +55,11 @@ impl RoomsBenchReport {
         self.answer_tokens += number("answered");
     }
 
+    #[must_use]
+    pub fn seconds_per_beat(&self) -> f64 {
+        self.seconds / self.beats.max(1) as f64
+    }
+
     /// The share of prompt tokens that were prefilled.
     #[must_use]
     pub fn prefill_share(&self) -> f64 {

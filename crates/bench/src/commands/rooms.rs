@@ -1,4 +1,5 @@
-//! `halo-bench rooms`: agents on a real model, in a process that is killed now and then.
+//! `halo-bench rooms`: agents on a real model, in a process that is killed now and then. With several numbers after
+//! `--parallel`, the world runs once with each: agents whose heartbeats fall together think at the same time.
 
 use super::halo_program;
 use anyhow::{Context, Result, bail, ensure};
@@ -23,6 +24,12 @@ pub struct RoomsBenchOptions {
     /// How often the process is killed
     #[arg(long, value_name = "N", default_value_t = 3)]
     kills: u64,
+    /// Answers that are generated at once (`model.parallel`); the world runs once with each number
+    #[arg(long, value_name = "N,…", value_delimiter = ',')]
+    parallel: Vec<u32>,
+    /// Speed of the world's clock: at a high speed all heartbeats fall together
+    #[arg(long, value_name = "SPEED", default_value_t = 1.0)]
+    speed: f64,
     /// World file [default: the example, five agents at a harbour]
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -30,15 +37,38 @@ pub struct RoomsBenchOptions {
 
 const WORLD_NAME: &str = "bench";
 
-/// Runs the world, kills the process, checks the store, and continues.
+/// Runs the world with each number of answers at once, and compares the times.
 pub fn run(options: &RoomsBenchOptions, env: &Env) -> Result<()> {
     ensure!((1..=100_000).contains(&options.beats), "--beats must be 1 to 100000");
+    let mut reports: Vec<Value> = Vec::new();
+    let mut first = None;
+    let limits = options.parallel.iter().map(|limit| vec![format!("model.parallel={limit}")]);
+    let runs = if options.parallel.is_empty() { vec![Vec::new()] } else { limits.collect() };
+    for settings in runs {
+        let (report, agents) = run_beats(options, env, &settings)?;
+        let seconds = report.seconds_per_beat();
+        let speedup = *first.get_or_insert(seconds) / seconds;
+        if env.json {
+            reports.push(report_json(&report, agents, &settings, speedup));
+        } else {
+            print_report(&report, agents, &settings, speedup)?;
+        }
+    }
+    match reports.as_slice() {
+        [] => Ok(()),
+        [report] => print_json(report),
+        _ => print_json(&Value::from(reports)),
+    }
+}
+
+/// Runs the world, kills the process, checks the store, and continues. Returns the report and the number of agents.
+fn run_beats(options: &RoomsBenchOptions, env: &Env, settings: &[String]) -> Result<(RoomsBenchReport, u64)> {
     let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let halo = halo_program()?;
     let start = |arguments: &[&str]| {
         let mut command = Command::new(&halo);
         command.args(["rooms"]).args(arguments).arg("--data").arg(folder.path());
-        for set in &env.settings.set {
+        for set in env.settings.set.iter().chain(settings) {
             command.args(["--set", set]);
         }
         command
@@ -58,7 +88,7 @@ pub fn run(options: &RoomsBenchOptions, env: &Env) -> Result<()> {
         let process_beats = if kills == 0 { remaining } else { (remaining / (kills + 1)).max(1) };
         let is_killed = kills > 0 && process_beats < remaining;
         let printed = run_process(
-            start(&["run", WORLD_NAME, "--json"]),
+            start(&["run", WORLD_NAME, "--json", "--speed", &options.speed.to_string()]),
             env,
             process_beats,
             is_killed,
@@ -77,7 +107,7 @@ pub fn run(options: &RoomsBenchOptions, env: &Env) -> Result<()> {
     if beats + report.kills < report.beats {
         report.lost += report.beats - beats;
     }
-    print_report(&report, agents, env)
+    Ok((report, agents))
 }
 
 fn load_world(folder: &Path) -> Result<World> {
@@ -135,31 +165,36 @@ fn run_process(
     Ok(printed)
 }
 
-fn print_report(report: &RoomsBenchReport, agents: u64, env: &Env) -> Result<()> {
-    if env.json {
-        return print_json(&json!({
-            "agents": agents,
-            "beats": report.beats,
-            "parsed": report.parsed,
-            "repaired": report.repaired,
-            "failed": report.failed,
-            "failures": report.failures,
-            "said": report.messages,
-            "done": report.actions,
-            "refused": report.refused,
-            "tokens": { "shown": report.prompt_tokens, "read": report.prefilled_tokens, "share": report.prefill_share(), "answered": report.answer_tokens },
-            "seconds_per_beat": report.seconds / report.beats.max(1) as f64,
-            "kills": report.kills,
-            "lost": report.lost,
-            "faults": report.rule_violations,
-        }));
-    }
+fn report_json(report: &RoomsBenchReport, agents: u64, settings: &[String], speedup: f64) -> Value {
+    json!({
+        "settings": settings,
+        "agents": agents,
+        "beats": report.beats,
+        "parsed": report.parsed,
+        "repaired": report.repaired,
+        "failed": report.failed,
+        "failures": report.failures,
+        "said": report.messages,
+        "done": report.actions,
+        "refused": report.refused,
+        "tokens": { "shown": report.prompt_tokens, "read": report.prefilled_tokens, "share": report.prefill_share(), "answered": report.answer_tokens },
+        "seconds_per_beat": report.seconds_per_beat(),
+        "faster_than_first": speedup,
+        "answered_per_second": report.answer_tokens as f64 / report.seconds,
+        "kills": report.kills,
+        "lost": report.lost,
+        "faults": report.rule_violations,
+    })
+}
+
+fn print_report(report: &RoomsBenchReport, agents: u64, settings: &[String], speedup: f64) -> Result<()> {
     print_stdout(&format!(
-        "{agents} agents, {} heartbeats: {} answers were parsed, {} of them after a repair, {} could not be.\n\
+        "{agents} agents, {} heartbeats{}: {} answers were parsed, {} of them after a repair, {} could not be.\n\
          {} messages, {} actions, {} refused; rule violations: {}.\n\
-         Tokens: {} of prompts, {} prefilled ({:.1} %), {} of answers; {:.1} s per heartbeat.\n\
+         Tokens: {} of prompts, {} prefilled ({:.1} %), {} of answers; {:.2} s per heartbeat, × {speedup:.2} of the first run.\n\
          Killed {} times, lost {}.\n",
         report.beats,
+        settings.iter().map(|setting| format!(" ({setting})")).collect::<String>(),
         report.parsed,
         report.repaired,
         report.failed,
@@ -171,7 +206,7 @@ fn print_report(report: &RoomsBenchReport, agents: u64, env: &Env) -> Result<()>
         report.prefilled_tokens,
         100.0 * report.prefill_share(),
         report.answer_tokens,
-        report.seconds / report.beats.max(1) as f64,
+        report.seconds_per_beat(),
         report.kills,
         report.lost,
     ))

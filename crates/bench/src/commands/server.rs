@@ -22,6 +22,9 @@ pub struct ServerBenchOptions {
     /// A llama-server program to measure in the same run, with as many slots
     #[arg(long, value_name = "FILE", requires = "clients")]
     llama_server: Option<std::path::PathBuf>,
+    /// Whether that program uses flash attention; each is measured. Halo reads attention, so it never does
+    #[arg(long, value_name = "off,on,auto", value_delimiter = ',', default_value = "off")]
+    llama_flash: Vec<String>,
     /// Answers of each client
     #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: usize,
@@ -31,6 +34,9 @@ pub struct ServerBenchOptions {
     /// Number of clients that read and search beside one answer
     #[arg(long, value_name = "N", default_value_t = 200)]
     readers: usize,
+    /// The clients only read
+    #[arg(long)]
+    no_searches: bool,
     /// Milliseconds between two requests of a client; every tenth is a search
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     pause: u64,
@@ -53,6 +59,7 @@ pub fn run(options: &ServerBenchOptions, env: &Env) -> Result<()> {
             rounds: options.rounds,
             parallel: options.parallel,
             llama_server: options.llama_server.clone(),
+            llama_flash: options.llama_flash.clone(),
         };
         return server_clients::run(&plan, env);
     }
@@ -140,7 +147,7 @@ impl BenchServer {
             ])
             .arg("--data")
             .arg(data);
-        for setting in settings {
+        for setting in env.settings.set.iter().chain(settings) {
             command.args(["--set", setting]);
         }
         if let Some(model) = &env.models.name {
@@ -283,7 +290,7 @@ impl BackgroundClients {
     fn start(options: &ServerBenchOptions, address: &str) -> Self {
         let (enough, times) =
             (Arc::new(StopSignal::default()), Arc::new(Mutex::new(RequestTimes::default())));
-        let (clients, pause) = (options.readers, options.pause);
+        let (clients, pause, searches) = (options.readers, options.pause, !options.no_searches);
         let one = |number: usize| {
             let (enough, times, address) = (Arc::clone(&enough), Arc::clone(&times), address.to_owned());
             std::thread::spawn(move || {
@@ -295,10 +302,10 @@ impl BackgroundClients {
                     if enough_now {
                         break;
                     }
-                    let search = n % 10 == 0;
+                    let search = n % 10 == 0 && searches;
                     let main = "/api/halo/v1/conversations/main";
                     let path = match n % 10 {
-                        0 => {
+                        0 if searches => {
                             let word = |n: usize| SEARCH_TERMS[n % SEARCH_TERMS.len()].replace(' ', "%20");
                             format!("{main}/search?q={}%20and%20{}%20{n}", word(n), word(n / 7 + 1))
                         }

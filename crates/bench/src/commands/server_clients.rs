@@ -1,4 +1,4 @@
-//! `halo-bench server --clients 1,4,8`: tokens per second of several clients at once, beside one client after the other, and
+//! `halo-bench server --clients 1,4,8`: tokens per second of several clients at once, beside one answer after the other, and
 //! beside llama-server with as many slots.
 
 use super::server::{BenchServer, quantile};
@@ -18,10 +18,15 @@ pub(super) struct ClientPlan {
     pub rounds: usize,
     pub parallel: Option<usize>,
     pub llama_server: Option<PathBuf>,
+    /// Whether llama-server uses flash attention: off, on or auto. Each is measured.
+    pub llama_flash: Vec<String>,
 }
 
 /// Tokens of an answer.
 const ANSWER_TOKENS: usize = 96;
+
+/// The context of each conversation, and of each slot of llama-server.
+const CONTEXT_TOKENS: usize = 2048;
 
 /// What one client measures of one answer.
 struct AnswerTimes {
@@ -53,37 +58,52 @@ impl ClientFigures {
     }
 }
 
+/// Adds how fast Halo is beside the others of one number of clients: with several answers at once, as a share of one at a time
+/// and of llama-server.
+fn add_shares(rows: &mut [Value]) {
+    let speed = |row: &Value| row["tok_s"].as_f64().unwrap_or(f64::NAN);
+    let Some(halo) = rows.iter().rposition(|row| row["server"] == HALO) else { return };
+    let own = speed(&rows[halo]);
+    for (_, row) in rows.iter_mut().enumerate().filter(|(n, _)| *n != halo) {
+        row["halo_share"] = (own / speed(row)).into();
+    }
+}
+
+const HALO: &str = "halo";
+
 pub(super) fn run(plan: &ClientPlan, env: &Env) -> Result<()> {
     ensure!(plan.rounds > 0 && !plan.clients.contains(&0), "--clients and --rounds must be at least 1");
     let mut rows = Vec::new();
     for &clients in &plan.clients {
         let parallel = plan.parallel.unwrap_or(clients);
+        let mut measured = Vec::new();
         for limit in if parallel > 1 { vec![1, parallel] } else { vec![1] } {
             let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
-            let server = BenchServer::start(env, folder.path(), &[format!("model.parallel={limit}")])?;
-            rows.push(measure(&server.address, clients, plan.rounds)?.to_json("halo", clients, limit));
+            let settings = [format!("model.parallel={limit}"), format!("model.context={CONTEXT_TOKENS}")];
+            let server = BenchServer::start(env, folder.path(), &settings)?;
+            measured.push(measure(&server.address, clients, plan.rounds)?.to_json(HALO, clients, limit));
         }
-        if let Some(program) = &plan.llama_server {
-            let server = LlamaServer::start(program, env, parallel)?;
-            rows.push(measure(&server.address, clients, plan.rounds)?.to_json(
-                "llama-server",
-                clients,
-                parallel,
-            ));
+        for flash in plan.llama_flash.iter().filter(|_| plan.llama_server.is_some()) {
+            let Some(program) = &plan.llama_server else { continue };
+            let server = LlamaServer::start(program, env, parallel, flash)?;
+            let figures = measure(&server.address, clients, plan.rounds)?;
+            measured.push(figures.to_json(&format!("llama-server -fa {flash}"), clients, parallel));
         }
+        add_shares(&mut measured);
+        rows.extend(measured);
     }
     if env.json {
         return print_json(&Value::from(rows));
     }
     let mut out = format!(
-        "{:<14}{:>8}{:>9}{:>10}{:>12}{:>12}{:>10}\n",
-        "server", "clients", "parallel", "tokens/s", "first p50", "first p99", "fairness"
+        "{:<22}{:>8}{:>9}{:>10}{:>12}{:>12}{:>10}{:>12}\n",
+        "server", "clients", "parallel", "tokens/s", "first p50", "first p99", "fairness", "halo is"
     );
     for row in &rows {
         let number = |key: &str| row[key].as_f64().unwrap_or(f64::NAN);
         let _ = writeln!(
             out,
-            "{:<14}{:>8}{:>9}{:>10.1}{:>9.0} ms{:>9.0} ms{:>10.2}",
+            "{:<22}{:>8}{:>9}{:>10.1}{:>9.0} ms{:>9.0} ms{:>10.2}{:>12}",
             row["server"].as_str().unwrap_or_default(),
             row["clients"],
             row["parallel"],
@@ -91,6 +111,7 @@ pub(super) fn run(plan: &ClientPlan, env: &Env) -> Result<()> {
             number("first_token_p50_ms"),
             number("first_token_p99_ms"),
             number("slowest_of_fastest"),
+            row["halo_share"].as_f64().map_or_else(String::new, |share| format!("× {share:.2}")),
         );
     }
     print_stdout(&out)
@@ -151,6 +172,7 @@ fn ask(address: &str, question: &str, client: usize) -> Result<AnswerTimes> {
     let body = json!({
         "model": "any",
         "stream": true,
+        "stream_options": {"include_usage": true},
         "max_tokens": ANSWER_TOKENS,
         "ignore_eos": true,
         "seed": client + 1,
@@ -178,16 +200,16 @@ fn ask(address: &str, question: &str, client: usize) -> Result<AnswerTimes> {
             break;
         }
         let event: Value = serde_json::from_str(event).context("an event is not JSON")?;
-        if event["choices"][0]["delta"]["content"].as_str().is_some_and(|text| !text.is_empty()) {
-            if times.tokens == 0 {
-                times.first_token = started.elapsed();
-            }
-            // Text of several tokens comes in one event where a character is incomplete.
-            times.tokens += 1;
+        let has_text = event["choices"][0]["delta"]["content"].as_str().is_some_and(|text| !text.is_empty());
+        if has_text && times.first_token.is_zero() {
+            times.first_token = started.elapsed();
+        }
+        if let Some(tokens) = event["usage"]["completion_tokens"].as_u64() {
+            times.tokens = tokens as usize;
         }
     }
     times.whole = started.elapsed();
-    ensure!(times.tokens > ANSWER_TOKENS / 2, "an answer has only {} parts", times.tokens);
+    ensure!(times.tokens == ANSWER_TOKENS, "an answer has {} tokens, not {ANSWER_TOKENS}", times.tokens);
     Ok(times)
 }
 
@@ -198,12 +220,13 @@ struct LlamaServer {
 }
 
 impl LlamaServer {
-    fn start(program: &Path, env: &Env, slots: usize) -> Result<Self> {
+    fn start(program: &Path, env: &Env, slots: usize, flash: &str) -> Result<Self> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let mut command = Command::new(program);
         command.arg("-m").arg(env.model_file()?).args(["--host", "127.0.0.1", "--port", &port.to_string()]);
-        command.args(["-np", &slots.to_string(), "-c", &(2048 * slots).to_string()]);
-        command.args(["-t", &env.models.thread_count().to_string(), "-fa", "off", "--no-webui"]);
+        command.args(["-np", &slots.to_string(), "-c", &(CONTEXT_TOKENS * slots).to_string()]);
+        command.args(["-t", &env.models.thread_count().to_string(), "-fa", flash]);
+        command.args(["-ngl", &env.load_settings()?.settings.model_gpu_layers.0.to_string()]);
         let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let process = process.with_context(|| format!("cannot start {}", program.display()))?;
         let server = Self { process, address: format!("127.0.0.1:{port}") };
