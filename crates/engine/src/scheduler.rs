@@ -1,5 +1,7 @@
 //! Schedules requests to the model. It is used by as many requests at once as the model can batch. The first request of every
-//! client comes before the second of any, so a client with ten requests does not hold up one with a single request.
+//! client comes before the second of any, so a client with ten requests does not hold up one with a single request. A client
+//! whose answers took longer than the mean owes the difference to the others (deficit round robin): its next request waits for
+//! as many more rounds.
 //!
 //! Three kinds of work share the model: *requests* of people and programs, *background* work (heartbeats of agents), which
 //! makes way when no permit is free for a request, and *idle* work (memories), which makes way for everything.
@@ -106,17 +108,32 @@ struct WaitQueue {
     last_ticket: u64,
     /// Tickets and clients in the order of arrival.
     waiting: Vec<(u64, String)>,
-    /// When each client was last served, counted in requests served.
-    last_served: BTreeMap<String, u64>,
+    /// Clients that were served.
+    served: BTreeMap<String, ServedClient>,
     served_count: u64,
     /// The time that a request uses the model, averaged over the latest ones.
     mean_service: Option<Duration>,
 }
 
+/// What is remembered of a client that was served.
+#[derive(Clone, Copy, Debug, Default)]
+struct ServedClient {
+    /// When it was last served, counted in requests served.
+    last: u64,
+    /// Time of the model that it had beyond its share.
+    debt: Duration,
+}
+
+/// Less is noise: it is no debt.
+const SHORTEST_ROUND: Duration = Duration::from_millis(100);
+
+/// The most rounds that a client waits for its debt.
+const MAX_DEBT_ROUNDS: u32 = 4;
+
 /// How often a waiting request is asked whether it still waits.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The most clients in `last_served`.
+/// The most clients in `served`.
 const MAX_REMEMBERED_CLIENTS: usize = 1024;
 
 /// The weight of the latest request in the mean time of service is one in so many.
@@ -124,18 +141,49 @@ const SERVICE_WINDOW: u32 = 8;
 
 impl WaitQueue {
     /// The tickets in the order of service: the first of every client, then the second of every client, and among those the
-    /// client that was served least recently. Running requests of a client count.
+    /// client that was served least recently. Running requests of a client count, and so do the rounds that it owes.
     fn service_order(&self) -> Vec<u64> {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         self.running.iter().for_each(|client| *counts.entry(client).or_default() += 1);
         let mut order: Vec<(usize, u64, u64)> = Vec::with_capacity(self.waiting.len());
         for (ticket, client) in &self.waiting {
+            let served = self.served.get(client).copied().unwrap_or_default();
             let nth = counts.entry(client).or_default();
-            order.push((*nth, self.last_served.get(client).copied().unwrap_or(0), *ticket));
+            order.push((*nth + self.rounds(served.debt), served.last, *ticket));
             *nth += 1;
         }
         order.sort_unstable();
         order.into_iter().map(|(_, _, ticket)| ticket).collect()
+    }
+
+    /// A round is as long as a request on average.
+    fn round(&self) -> Duration {
+        self.mean_service.unwrap_or_default().max(SHORTEST_ROUND)
+    }
+
+    /// The whole rounds in a debt.
+    fn rounds(&self, debt: Duration) -> usize {
+        (debt.as_nanos() / self.round().as_nanos()) as usize
+    }
+
+    /// Counts the time that a request used the model. What it had beyond the mean it owes; by each request of another client, it
+    /// gets its share of a round back.
+    fn settle(&mut self, client: &str, took: Duration) {
+        let mean = self.mean_service.unwrap_or(took);
+        let round = self.round();
+        let mut active: Vec<&str> = self.running.iter().map(String::as_str).collect();
+        active.extend(self.waiting.iter().map(|(_, client)| client.as_str()));
+        active.push(client);
+        active.sort_unstable();
+        active.dedup();
+        let share = round / u32::try_from(active.len()).unwrap_or(u32::MAX);
+        for (other, served) in &mut self.served {
+            served.debt = match other == client {
+                true => (served.debt + took).saturating_sub(round).min(round * MAX_DEBT_ROUNDS),
+                false => served.debt.saturating_sub(share),
+            };
+        }
+        self.mean_service = Some((mean * (SERVICE_WINDOW - 1) + took) / SERVICE_WINDOW);
     }
 
     fn permits_in_use(&self) -> usize {
@@ -156,10 +204,11 @@ impl WaitQueue {
         self.remove(ticket);
         self.running.push(client.to_owned());
         self.served_count += 1;
-        self.last_served.insert(client.to_owned(), self.served_count);
-        if self.last_served.len() > MAX_REMEMBERED_CLIENTS {
-            let oldest = self.last_served.iter().min_by_key(|(_, at)| **at).map(|(client, _)| client.clone());
-            oldest.map(|client| self.last_served.remove(&client));
+        self.served.entry(client.to_owned()).or_default().last = self.served_count;
+        if self.served.len() > MAX_REMEMBERED_CLIENTS {
+            let oldest =
+                self.served.iter().min_by_key(|(_, served)| served.last).map(|(client, _)| client.clone());
+            oldest.map(|client| self.served.remove(&client));
         }
     }
 
@@ -184,7 +233,7 @@ impl ModelScheduler {
             preemptible: Vec::new(),
             last_ticket: 0,
             waiting: Vec::new(),
-            last_served: BTreeMap::new(),
+            served: BTreeMap::new(),
             served_count: 0,
             mean_service: None,
         };
@@ -323,9 +372,7 @@ impl Drop for ModelPermit<'_> {
         if let Some(n) = queue.running.iter().position(|client| *client == self.client) {
             queue.running.swap_remove(n);
         }
-        let took = self.since.elapsed();
-        let mean = queue.mean_service.unwrap_or(took);
-        queue.mean_service = Some((mean * (SERVICE_WINDOW - 1) + took) / SERVICE_WINDOW);
+        queue.settle(&self.client, self.since.elapsed());
         drop(queue);
         self.scheduler.queue_changed.notify_all();
     }
@@ -484,5 +531,36 @@ mod tests {
         let request = scheduler.acquire("a", &mut go_on);
         assert!(request.is_some() && !first.is_preempted(), "a permit was free");
         assert!(scheduler.acquire("b", &mut go_on).is_none() && first.is_preempted());
+    }
+
+    /// A client whose answers take five times the mean is served as often as its share of the time allows.
+    #[test]
+    fn scheduler_lets_a_client_with_long_answers_wait_longer() {
+        let mut queue = ModelScheduler::new(1).queue.into_inner();
+        queue.mean_service = Some(Duration::from_secs(2));
+        let (mut time, mut served) = (BTreeMap::<&str, u64>::new(), Vec::new());
+        queue.waiting = vec![(1, "long".into()), (2, "short".into()), (3, "other".into())];
+        queue.last_ticket = 3;
+        for _ in 0..60 {
+            let ticket = queue.service_order()[0];
+            let client = queue.waiting.iter().find(|(t, _)| *t == ticket).map(|(_, client)| client.clone());
+            let client = ["long", "short", "other"].into_iter().find(|&name| client.as_deref() == Some(name));
+            let client = client.expect("one of the three");
+            queue.grant(ticket, client);
+            queue.running.clear();
+            let took = if client == "long" { 10 } else { 2 };
+            // Each client asks again at once.
+            queue.last_ticket += 1;
+            let ticket = queue.last_ticket;
+            queue.waiting.push((ticket, client.to_owned()));
+            queue.settle(client, Duration::from_secs(took));
+            *time.entry(client).or_default() += took;
+            served.push(client);
+        }
+        let count = |client: &str| served.iter().filter(|&&other| other == client).count();
+        assert!(count("long") >= 5, "it is not starved: {served:?}");
+        assert_eq!(count("short").abs_diff(count("other")), 0, "{served:?}");
+        let share = time["long"] as f64 / time["short"] as f64;
+        assert!((1.0..2.5).contains(&share), "5 without debts: {share}");
     }
 }
