@@ -93,6 +93,7 @@ impl ProbeOptions {
                 .context("the source of attention")?,
             self_tests: self.self_tests.clone(),
             kv_archive: KvArchiveLimits::disabled(),
+            check_cells: false,
             template_runner: wiring::template_runner(),
         })
     }

@@ -168,6 +168,7 @@ pub fn llama_options(env: &Env, settings: &Settings, kv_archive: KvArchiveLimits
         kv_key_type: settings.kv_type,
         attention: settings.model_attention.source(),
         kv_archive,
+        check_cells: settings.kv_check,
         self_tests: env.data_dir().map(|data| data.join("self-tests")),
         template_runner: template_runner(),
         ..Running::default()
@@ -275,11 +276,12 @@ mod tests {
             model_context: AutoOr::Value(IntInRange(4096)),
             kv_type: KvKeyType::Q8_0,
             model_attention: AttentionChoice::Queries,
+            kv_check: true,
             ..Settings::default()
         };
         let options = llama_options(&Env::for_tests(folder.path()), &settings, KvArchiveLimits::disabled());
         assert_eq!((options.gpu_layers, options.context), (17, Some(4096)));
-        assert_eq!(options.kv_key_type, KvKeyType::Q8_0);
+        assert_eq!((options.kv_key_type, options.check_cells), (KvKeyType::Q8_0, true));
         assert_eq!(options.attention, Some(AttentionSource::Queries));
         assert_eq!(options.self_tests, Some(folder.path().join("self-tests")));
     }

@@ -7,7 +7,7 @@
 use crate::ffi::{JobCanceller, LlamaError};
 use crate::generate::{GenerateRequest, Generation, GenerationFlow};
 use crate::job_queue::{JobQueue, LlamaJob, LlamaStep, QueuePoll};
-use crate::kv_cache::{DecodedLane, KvCache, KvCacheError, LaneBatch};
+use crate::kv_cache::{DecodedLane, KvCache, KvCacheError, LaneBatch, TableChecks};
 use halo_core::model::{FinishReason, ModelStep, StepFlow};
 use halo_core::{Error, ErrorKind};
 use std::collections::VecDeque;
@@ -21,6 +21,9 @@ const SLICE_TIME: Duration = Duration::from_millis(150);
 
 /// The shortest slice: a shorter one wastes the pass over the weights.
 const MIN_SLICE: usize = 16;
+
+/// How long the cells of a window that was only prefilled are kept while other answers start: its own is about to.
+const ANSWER_FOLLOWS: Duration = Duration::from_secs(2);
 
 /// After so many panics in a row the thread ends: what it has cannot be trusted.
 const MAX_PANICS: usize = 10;
@@ -143,6 +146,10 @@ impl BatchLoop {
         }
         if panics < MAX_PANICS {
             self.cache.save_and_clear();
+        }
+        let TableChecks { always, compared, wrong } = self.cache.table_checks();
+        if always {
+            tracing::warn!("kv.check: {compared} tables of cells were compared, {wrong} were wrong");
         }
     }
 
@@ -269,6 +276,9 @@ impl BatchLoop {
             let job = self.running.remove(n);
             self.cache.select_lane(job.generation.lane());
             self.cache.release_lane();
+            if job.generation.is_prefill_only() {
+                self.cache.hold_lane(ANSWER_FOLLOWS);
+            }
             self.end(job.id, job.outbox, job.end.unwrap_or(Ok(FinishReason::Cancelled)));
         }
         self.ending.retain_mut(|outbox| {

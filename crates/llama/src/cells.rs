@@ -17,6 +17,32 @@ pub struct CellEntry {
     pub position: LlamaPos,
     /// None after a restore, until the next decode resolves it.
     pub cell: Option<u32>,
+    /// What its key and value were computed from: the tokens from the first one on, at the positions from 0 on. None if it is
+    /// anything else, or unknown.
+    pub prefix: Option<PrefixHash>,
+    /// Whether another sequence may have the same cell, which is not shifted then.
+    pub shared: bool,
+}
+
+/// A hash of the tokens from the first one of a sequence to one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefixHash(u128);
+
+impl PrefixHash {
+    /// The hash of the first token.
+    #[must_use]
+    pub fn first(token: LlamaToken) -> Self {
+        Self(0).then(token)
+    }
+
+    /// The hash with one more token.
+    #[must_use]
+    pub fn then(self, token: LlamaToken) -> Self {
+        let mut bytes = [0; 20];
+        bytes[..16].copy_from_slice(&self.0.to_le_bytes());
+        bytes[16..].copy_from_slice(&token.to_le_bytes());
+        Self(xxhash_rust::xxh3::xxh3_128(&bytes))
+    }
 }
 
 /// The tokens of one sequence in window order: entry `n` is the token in slot `n`.
@@ -25,12 +51,14 @@ pub struct SequenceTable {
     pub seq: SeqId,
     /// Keys and positions are strictly ascending.
     pub entries: Vec<CellEntry>,
+    /// How many entries from the first one on are known to have been computed from nothing but those before them.
+    verified: usize,
 }
 
 impl SequenceTable {
     #[must_use]
     pub fn new(seq: SeqId) -> Self {
-        Self { seq, entries: Vec::new() }
+        Self { seq, entries: Vec::new(), verified: 0 }
     }
 
     /// The position that follows the last token.
@@ -39,10 +67,55 @@ impl SequenceTable {
         self.entries.last().map_or(0, |t| t.position + 1)
     }
 
+    /// Adds a token that was decoded after the last one.
+    pub fn push_decoded(&mut self, entry: CellEntry) {
+        // Behind a hole its position is larger.
+        let follows = usize::try_from(entry.position) == Ok(self.entries.len());
+        let prefix = if follows && self.verify_prefixes() {
+            self.prefix_at(self.entries.len(), entry.token)
+        } else {
+            None
+        };
+        self.entries.push(CellEntry { prefix, ..entry });
+    }
+
+    /// The hash that a token in a slot has if it is computed from the entries before it.
+    fn prefix_at(&self, slot: usize, token: LlamaToken) -> Option<PrefixHash> {
+        match slot.checked_sub(1) {
+            None => Some(PrefixHash::first(token)),
+            Some(before) => self.entries[before].prefix.map(|prefix| prefix.then(token)),
+        }
+    }
+
+    /// Whether every entry was computed from nothing but those before it. Entries that were inserted are looked at again.
+    fn verify_prefixes(&mut self) -> bool {
+        self.verified = self.verified.min(self.entries.len());
+        while let Some(entry) = self.entries.get(self.verified) {
+            if entry.prefix.is_none() || entry.prefix != self.prefix_at(self.verified, entry.token) {
+                return false;
+            }
+            self.verified += 1;
+        }
+        true
+    }
+
+    /// How many tokens from the first one on are these, and were computed from nothing else.
+    #[must_use]
+    pub fn common_prefix(&self, tokens: impl Iterator<Item = LlamaToken>) -> usize {
+        let mut hash: Option<PrefixHash> = None;
+        let same = |(n, (entry, token)): &(usize, (&CellEntry, LlamaToken))| {
+            let expected = hash.map_or_else(|| PrefixHash::first(*token), |hash| hash.then(*token));
+            hash = Some(expected);
+            entry.prefix == Some(expected) && usize::try_from(entry.position) == Ok(*n)
+        };
+        self.entries.iter().zip(tokens).enumerate().take_while(same).count()
+    }
+
     /// Inserts consecutive tokens in key order.
     pub fn insert(&mut self, entries: &[CellEntry]) {
         let Some(first) = entries.first() else { return };
         let at = self.entries.partition_point(|t| t.key < first.key);
+        self.verified = self.verified.min(at);
         self.entries.splice(at..at, entries.iter().copied());
     }
 
@@ -137,7 +210,8 @@ mod tests {
     use super::*;
 
     fn entry(key: i64, position: LlamaPos, chunk_start: bool) -> CellEntry {
-        CellEntry { key: TokenKey::at_position(key), token: 0, chunk_start, position, cell: None }
+        let (cell, prefix, shared) = (None, None, false);
+        CellEntry { key: TokenKey::at_position(key), token: 0, chunk_start, position, cell, prefix, shared }
     }
 
     #[test]
@@ -154,6 +228,36 @@ mod tests {
         assert_eq!(contiguous_runs(&tokens), [0..3, 3..4, 4..7]);
         assert_eq!(archive_ranges(&tokens, 2, None), [0..2, 2..3, 3..4, 4..6, 6..7]);
         assert!(contiguous_runs(&[]).is_empty() && archive_ranges(&[], 2, None).is_empty());
+    }
+
+    /// A prefix ends at a token that was restored, that has another position, or before which another one was removed.
+    #[test]
+    fn cells_have_a_common_prefix_only_if_nothing_else_was_visible() {
+        let mut table = SequenceTable::new(SeqId(0));
+        let decode = |table: &mut SequenceTable, token: LlamaToken| {
+            table.push_decoded(CellEntry { token, ..entry(token.into(), token, false) });
+            table.entries.last().is_some_and(|entry| entry.prefix.is_some())
+        };
+        assert!((0..6).all(|token| decode(&mut table, token)));
+        let common = |table: &SequenceTable| table.common_prefix([0, 1, 2, 3, 4, 5, 6].into_iter());
+        assert_eq!((common(&table), table.common_prefix([0, 1, 9, 3].into_iter())), (6, 2));
+        let mut pruned = table.clone();
+        pruned.entries.remove(3);
+        assert_eq!(common(&pruned), 3);
+        assert!(!decode(&mut pruned, 6), "there is a hole before it");
+        // Without the hole, the tokens behind it were still computed from the removed one.
+        let mut moved = pruned.clone();
+        moved.entries[3..].iter_mut().for_each(|entry| entry.position -= 1);
+        assert_eq!(moved.common_prefix([0, 1, 2, 4, 5].into_iter()), 3);
+        // What comes back may have been computed from something else.
+        pruned.insert(&[CellEntry { token: 3, ..entry(3, 3, false) }]);
+        assert!(!decode(&mut pruned, 7) && common(&pruned) == 3);
+        let mut restored = table.clone();
+        restored.entries[2].prefix = None;
+        assert_eq!(common(&restored), 2);
+        let mut cut = table.clone();
+        cut.entries.truncate(3);
+        assert!(decode(&mut cut, 3) && common(&cut) == 4, "the end is generated again");
     }
 
     #[test]

@@ -68,12 +68,19 @@ impl Generation {
         listener: &mut StepListener<'_>,
     ) -> Result<Option<Self>, KvCacheError> {
         let max_tokens = request.sampling.max_tokens;
-        let sync = if request.ephemeral {
-            cache.fork(&request.conversation, &request.window, max_tokens)
-        } else {
-            let mut progress = |done, total| listener(ModelStep::Prefill { done, total });
-            cache.sync_window(&request.conversation, &request.window, max_tokens, &mut progress)
-        }?;
+        let sync = loop {
+            let synced = if request.ephemeral {
+                cache.fork(&request.conversation, &request.window, max_tokens)
+            } else {
+                let mut progress = |done, total| listener(ModelStep::Prefill { done, total });
+                cache.sync_window(&request.conversation, &request.window, max_tokens, &mut progress)
+            };
+            match synced {
+                // Idle conversations make way.
+                Err(KvCacheError::Llama(LlamaError::CacheFull)) if cache.evict_oldest_lane() => {}
+                synced => break synced?,
+            }
+        };
         let keys = token_keys(&request.window).ok_or(KvCacheError::UnorderedWindow)?;
         let mut prefill: Vec<InputToken> = (sync.prefill_from..request.window.len())
             .map(|n| InputToken::new(keys[n], &request.window[n]))
@@ -109,6 +116,11 @@ impl Generation {
 
     pub(crate) fn conversation(&self) -> &str {
         &self.request.conversation
+    }
+
+    /// Whether no answer is generated.
+    pub(crate) fn is_prefill_only(&self) -> bool {
+        self.request.sampling.max_tokens == 0
     }
 
     /// Whether tokens of the window are prefilled next, in a slice; otherwise a single token is decoded.

@@ -6,6 +6,7 @@
 use crate::batch_loop::BatchLoop;
 use crate::ffi::{
     AttentionSource, ContextParams, JobCanceller, KvKeyType, LlamaContext, LlamaError, ModelWeights,
+    free_gpu_bytes,
 };
 use crate::fingerprint::model_fingerprint;
 use crate::generate::{GenerateRequest, sampler_for_window};
@@ -47,6 +48,8 @@ pub struct LlamaOptions {
     /// Where attention rows come from. None: the queries where layers are on a GPU, else the softmax.
     pub attention: Option<AttentionSource>,
     pub kv_archive: KvArchiveLimits,
+    /// Compare the table of cells with llama.cpp's cells after each batch.
+    pub check_cells: bool,
     /// The folder that stores which models passed the test of KV cell editing. Without it each process tests again.
     pub self_tests: Option<PathBuf>,
     /// Where the chat template of the file is rendered.
@@ -65,6 +68,7 @@ impl Default for LlamaOptions {
             kv_key_type: KvKeyType::F16,
             attention: None,
             kv_archive: KvArchiveLimits::disabled(),
+            check_cells: false,
             self_tests: None,
             template_runner: TemplateRunner::InProcess,
         }
@@ -215,10 +219,14 @@ impl Llama {
         };
         let attention = weights.header.attention_unsupported().is_none();
         let info = ModelInfo { name, context: tokens as usize, attention, kv_editing, template };
-        // On a GPU flash attention makes the cells of other conversations cheap.
+        // A GPU compares a token with the cells of other conversations in no time.
         let keep_idle_lanes = options.gpu_layers > 0;
-        let worker =
-            LlamaThread::spawn(context, limits, fingerprint, mode, tokens as usize, keep_idle_lanes)?;
+        let check_cells = options.check_cells;
+        let worker = LlamaThread::spawn(Arc::clone(context.canceller()), move || {
+            let cache = KvCache::new(context, KvArchive::open(limits, fingerprint), mode);
+            let cache = cache.with_window_limit(tokens as usize).with_table_checks(check_cells);
+            BatchLoop::new(cache, keep_idle_lanes)
+        })?;
         let markers = Arc::new(MarkerNames::of_template(&weights, &info.template));
         Ok(Self {
             worker: Arc::new(worker),
@@ -252,11 +260,17 @@ impl Llama {
 
 /// The cells of a context that generates several answers at once: as many as each of them may need, where memory is free.
 fn shared_cells(weights: &ModelWeights, window: u32, lanes: u32, gpu_layers: u32) -> u32 {
-    if lanes == 1 || gpu_layers > 0 {
-        // How much memory of a GPU is free is not known here.
+    if lanes == 1 {
         return window;
     }
-    let free = system_memory::available_bytes().unwrap_or(0) / SHARED_CELLS_MEMORY;
+    let system = || system_memory::available_bytes().unwrap_or(0);
+    let gpu = || free_gpu_bytes().unwrap_or(0);
+    // The cells of a layer are where the layer is.
+    let free = match gpu_layers as usize {
+        0 => system(),
+        layers if layers > weights.layer_count() => gpu(),
+        _ => gpu().min(system()),
+    } / SHARED_CELLS_MEMORY;
     let affordable = u32::try_from(free / weights.cell_bytes().max(1)).unwrap_or(u32::MAX);
     affordable.clamp(window, window.saturating_mul(lanes))
 }
@@ -266,22 +280,16 @@ fn thread_ended_error() -> Error {
 }
 
 impl LlamaThread {
+    /// Starts a thread that runs the loop that `open` makes there.
     fn spawn(
-        context: LlamaContext,
-        limits: KvArchiveLimits,
-        fingerprint: u128,
-        mode: KvCacheMode,
-        window_limit: usize,
-        keep_idle_lanes: bool,
+        canceller: Arc<JobCanceller>,
+        open: impl FnOnce() -> BatchLoop + Send + 'static,
     ) -> Result<Self, Error> {
-        let canceller = Arc::clone(context.canceller());
         let jobs = Arc::new(JobQueue::default());
         let queue = Arc::clone(&jobs);
         let run = move || {
             let _abandon = AbandonOnDrop(Arc::clone(&queue));
-            let cache = KvCache::new(context, KvArchive::open(limits, fingerprint), mode);
-            let cache = cache.with_window_limit(window_limit);
-            BatchLoop::new(cache, keep_idle_lanes).run(&queue);
+            open().run(&queue);
         };
         let builder = std::thread::Builder::new().name("halo-model".into());
         let thread = builder.stack_size(MODEL_STACK_BYTES).spawn(run);

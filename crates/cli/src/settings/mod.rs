@@ -402,6 +402,8 @@ define_settings! {
     "kv.ram" [http] kv_ram: ByteSize = ByteSize(512 << 20);
     /// Disk limit for the KV archive (cells of pruned chunks).
     "kv.disk" [http] kv_disk: ByteSize = ByteSize(8 << 30);
+    /// Compare Halo's table of cells with llama.cpp's after each batch, for tests: a difference is logged as an error.
+    "kv.check" kv_check: bool = false;
 
     /// Address and port of `halo serve`; addresses other than loopback require `server.key`.
     "server.listen" server_listen: TextSetting = TextSetting("127.0.0.1:5001".into());

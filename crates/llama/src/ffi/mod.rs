@@ -10,6 +10,7 @@
 mod canceller;
 mod candidates;
 mod context;
+mod device;
 pub(crate) mod error;
 mod log;
 pub(crate) mod node;
@@ -22,6 +23,7 @@ mod weights;
 
 pub use canceller::JobCanceller;
 pub use context::{BatchPart, BatchToken, ContextParams, LlamaContext};
+pub use device::free_gpu_bytes;
 pub use error::LlamaError;
 pub use sampler::SamplerChain;
 pub use types::{AttentionSource, KvKeyType, LlamaPos, LlamaToken, SeqId};

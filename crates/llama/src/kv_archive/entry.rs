@@ -1,5 +1,6 @@
 //! One entry of the KV archive.
 
+use crate::cells::PrefixHash;
 use crate::ffi::{LlamaPos, LlamaToken};
 use crate::token_key::TokenKey;
 use std::sync::Arc;
@@ -18,11 +19,14 @@ pub struct KvArchiveEntry {
     pub position: LlamaPos,
     /// The cells in llama.cpp's state format.
     pub cells: Vec<u8>,
+    /// What the first token was computed from, if each other one was computed from the tokens before it. Not on disk.
+    pub prefix: Option<PrefixHash>,
 }
 
 impl KvArchiveEntry {
     pub(super) fn header(&self) -> KvArchiveHeader {
-        KvArchiveHeader { start: self.start, tokens: self.tokens.clone(), position: self.position }
+        let Self { start, position, prefix, .. } = *self;
+        KvArchiveHeader { start, tokens: self.tokens.clone(), position, prefix }
     }
 }
 
@@ -34,6 +38,8 @@ pub struct KvArchiveHeader {
     pub tokens: Vec<LlamaToken>,
     /// The RoPE position of the first token.
     pub position: LlamaPos,
+    /// See [`KvArchiveEntry::prefix`].
+    pub prefix: Option<PrefixHash>,
 }
 
 /// Whether an entry is on disk. Shared with the writer thread.

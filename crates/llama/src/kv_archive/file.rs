@@ -109,18 +109,19 @@ fn parse_header(
     }
     let token = |t: &[u8]| LlamaToken::from_le_bytes([t[0], t[1], t[2], t[3]]);
     let tokens = header[FIXED_HEADER_BYTES..].chunks_exact(4).map(token).collect();
-    Some((KvArchiveHeader { start, tokens, position }, rest))
+    Some((KvArchiveHeader { start, tokens, position, prefix: None }, rest))
 }
 
 fn parse_entry(bytes: &[u8], model_fingerprint: u128, start: TokenKey, len: usize) -> Option<KvArchiveEntry> {
     let (header, rest) = parse_header(bytes, model_fingerprint, start, len)?;
-    let KvArchiveHeader { start, tokens, position } = header;
+    let KvArchiveHeader { start, tokens, position, prefix } = header;
     let (checksum, cells) = rest.split_at_checked(8)?;
     (xxh3_64(cells).to_le_bytes() == checksum).then(|| KvArchiveEntry {
         start,
         tokens,
         position,
         cells: cells.to_vec(),
+        prefix,
     })
 }
 
@@ -143,6 +144,7 @@ mod tests {
             tokens: (0..5).collect(),
             position: 17,
             cells: vec![10; 60],
+            prefix: None,
         }
     }
 

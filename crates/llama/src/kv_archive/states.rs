@@ -30,7 +30,13 @@ impl KvArchive {
         is_cached: impl Fn(TokenKey) -> bool,
     ) {
         let name = states_name(conversation);
-        let entry = KvArchiveEntry { start: last_key, tokens: vec![last_token], position: 0, cells: state };
+        let entry = KvArchiveEntry {
+            start: last_key,
+            tokens: vec![last_token],
+            position: 0,
+            cells: state,
+            prefix: None,
+        };
         self.insert(&name, entry);
         let mut own = self.own_entries(ConversationHash::new(&name));
         own.sort_by_cached_key(|(key, last_used)| (!is_cached(key.start), Reverse(*last_used)));

@@ -16,6 +16,7 @@ fn entry(start: i64, len: usize, size: usize) -> KvArchiveEntry {
         tokens,
         position: start as LlamaPos + 7,
         cells: vec![start as u8; size],
+        prefix: None,
     }
 }
 

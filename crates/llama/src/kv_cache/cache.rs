@@ -75,6 +75,16 @@ pub struct KvCache {
     /// Positions were shifted, but the keys are not rotated yet: llama.cpp does it in the next decode. Cells that are
     /// saved before would have keys that contradict their positions.
     pub(super) k_shift_pending: bool,
+    pub(super) table_checks: TableChecks,
+}
+
+/// How often the table of a lane was compared with the cells that llama.cpp lets its last token attend to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableChecks {
+    /// Compare after each decode, and not only where cells are unknown.
+    pub always: bool,
+    pub compared: u64,
+    pub wrong: u64,
 }
 
 impl KvCache {
@@ -99,7 +109,21 @@ impl KvCache {
             position_limit,
             window_limit,
             k_shift_pending: false,
+            table_checks: TableChecks::default(),
         }
+    }
+
+    /// Whether the table of each lane of a batch is compared with llama.cpp's cells after each decode. Debug builds compare
+    /// in any case where attention is recorded.
+    #[must_use]
+    pub fn with_table_checks(mut self, always: bool) -> Self {
+        self.table_checks.always = always;
+        self
+    }
+
+    #[must_use]
+    pub fn table_checks(&self) -> TableChecks {
+        self.table_checks
     }
 
     /// Limits the tokens of one window with its answer. Without this a conversation may use all cells.
@@ -225,10 +249,10 @@ impl KvCache {
             };
             let record_rows = batch.config.rows != TapRows::None;
             // Debug builds verify the whole table at every step.
-            let visible_cells =
-                record_rows && can_shift && (cfg!(debug_assertions) || !table.all_cells_known());
+            let unresolved = || record_rows && (cfg!(debug_assertions) || !table.all_cells_known());
+            let visible_cells = can_shift && (self.table_checks.always || unresolved());
             // Where cells cannot be resolved later, they are recorded from the start.
-            let cells = record_rows || !can_shift;
+            let cells = record_rows || !can_shift || self.table_checks.always;
             configs.push(TapConfig { visible_cells, cells, ..batch.config.clone() });
             let positions = table.next_position()..;
             items.push((table.seq, batch.tokens.iter().zip(positions).enumerate().map(to_item).collect()));
@@ -291,17 +315,19 @@ impl KvCache {
         let table = self.lane.active_table_mut();
         let slots_before = table.entries.len();
         let cell = |n: usize| cells.get(n).and_then(|&cell| u32::try_from(cell).ok());
-        table.entries.extend(items.iter().zip(batch.tokens).enumerate().map(|(n, (item, token))| {
-            CellEntry {
+        for (n, (item, token)) in items.iter().zip(batch.tokens).enumerate() {
+            table.push_decoded(CellEntry {
                 key: token.key,
                 token: token.id,
                 chunk_start: token.chunk_start,
                 position: item.position,
                 cell: cell(n),
-            }
-        }));
+                prefix: None,
+                shared: false,
+            });
+        }
         let mut decoded = DecodedLane { rows: Vec::new(), per_head: Vec::new(), logits_index };
-        if resolve && !resolve_cells(&mut self.context, part, table) {
+        if resolve && !resolve_cells(&mut self.context, &mut self.table_checks, part, table) {
             return decoded;
         }
         let rows = self.context.tap().take_rows(part);
@@ -372,12 +398,19 @@ impl KvCache {
 
 /// Resolves the cells of restored tokens after a decode. A contradiction is a defect of this crate: it is logged, and
 /// attention of this batch is dropped, because rows would be attributed to wrong tokens.
-fn resolve_cells(context: &mut LlamaContext, part: usize, table: &mut SequenceTable) -> bool {
+fn resolve_cells(
+    context: &mut LlamaContext,
+    checks: &mut TableChecks,
+    part: usize,
+    table: &mut SequenceTable,
+) -> bool {
+    checks.compared += 1;
     let visible = context.tap().visible_cells(part).to_vec();
     let positions = context.cell_positions(table.seq, table.entries.len()).unwrap_or_default();
     match table.resolve_cells(&visible, &positions) {
         Ok(()) => true,
         Err(why) => {
+            checks.wrong += 1;
             debug_assert!(false, "the cell table is wrong: {why}");
             tracing::error!("the cell table is wrong, so attention is dropped: {why}");
             false

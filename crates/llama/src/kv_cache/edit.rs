@@ -7,7 +7,7 @@ use super::history::MainState;
 use super::plan::archived_position;
 use super::window::{KeyedWindow, match_window};
 use crate::attention::TapConfig;
-use crate::cells::{CellEntry, archive_ranges, contiguous_runs};
+use crate::cells::{CellEntry, PrefixHash, archive_ranges, contiguous_runs};
 use crate::ffi::{BatchToken, LlamaError, LlamaPos, LlamaToken, SeqId};
 use crate::kv_archive::{KvArchiveEntry, KvArchiveHeader, MAX_ENTRY_TOKENS};
 use halo_core::model::{CacheStats, StepFlow};
@@ -99,7 +99,8 @@ impl KvCache {
             if cells.is_empty() {
                 continue;
             }
-            let entry = KvArchiveEntry { start: first.key, tokens, position: first.position, cells };
+            let prefix = first.prefix.filter(|_| is_chained(run));
+            let entry = KvArchiveEntry { start: first.key, tokens, position: first.position, cells, prefix };
             self.archive.insert(&conversation, entry);
         }
         Ok(())
@@ -139,6 +140,7 @@ impl KvCache {
         let moves_cells = self.context.shift_moves_cells();
         let mut shifted = 0;
         for (run, by) in down.chain(up) {
+            self.unshare(run.clone())?;
             let entries = &mut self.lane.main.entries[run.clone()];
             let (start, end) = (entries[0].position, entries[entries.len() - 1].position + 1);
             if let Err(error) = self.context.seq_add(self.lane.main.seq, start, end, *by) {
@@ -147,12 +149,47 @@ impl KvCache {
             }
             for entry in entries.iter_mut() {
                 entry.position += by;
+                entry.prefix = None;
                 entry.cell = entry.cell.filter(|_| !moves_cells);
             }
             shifted += entries.len();
             self.k_shift_pending = !moves_cells;
         }
         Ok(shifted)
+    }
+
+    /// Gives a run of the main sequence cells of its own where other sequences may have the same ones. If there is no room for
+    /// the copies, the run is removed, and computed again later.
+    fn unshare(&mut self, run: Range<usize>) -> Result<(), KvCacheError> {
+        let entries = self.lane.main.entries[run.clone()].to_vec();
+        if !entries.iter().any(|entry| entry.shared) {
+            return Ok(());
+        }
+        self.apply_k_shift()?;
+        let main = self.lane.main.seq;
+        let window = self.context.weights().sliding_window();
+        for range in archive_ranges(&entries, MAX_ENTRY_TOKENS, window) {
+            let (start, end) = (entries[range.start].position, entries[range.end - 1].position + 1);
+            self.context.seq_cp(main, SCRATCH_SEQ, start, end);
+            let cells = self.context.save_state(SCRATCH_SEQ);
+            let _ = self.context.seq_rm(SCRATCH_SEQ, -1, -1);
+            let _ = self.context.seq_rm(main, start, end);
+            let restored = self.context.restore_state(SCRATCH_SEQ, &cells);
+            if restored.is_ok() {
+                self.context.seq_cp(SCRATCH_SEQ, main, -1, -1);
+            }
+            let _ = self.context.seq_rm(SCRATCH_SEQ, -1, -1);
+            if let Err(error) = restored {
+                let first = entries[0].position;
+                let _ = self.context.seq_rm(main, first, first + entries.len() as LlamaPos);
+                self.lane.main.entries.drain(run);
+                return Err(error.into());
+            }
+        }
+        for entry in &mut self.lane.main.entries[run] {
+            (entry.cell, entry.shared) = (None, false);
+        }
+        Ok(())
     }
 
     /// Restores archived cells of a range of slots into a sequence, from position `start` on.
@@ -194,7 +231,12 @@ impl KvCache {
         }
         self.context.seq_cp(SCRATCH_SEQ, seq, -1, -1);
         let _ = self.context.seq_rm(SCRATCH_SEQ, -1, -1);
-        let entries = window.entries(slots, start);
+        let mut entries = window.entries(slots, start);
+        if first == start {
+            let skipped = (first - header.position) as usize;
+            let prefixes = prefix_hashes(header).skip(skipped);
+            entries.iter_mut().zip(prefixes).for_each(|(entry, prefix)| entry.prefix = Some(prefix));
+        }
         if seq == self.lane.main.seq {
             self.lane.main.insert(&entries);
         }
@@ -248,4 +290,23 @@ impl KvCache {
         self.shift_runs(&runs.collect::<Vec<_>>())?;
         self.apply_k_shift()
     }
+}
+
+/// Whether each token but the first one was computed from what the one before it was computed from, and from that one.
+fn is_chained(run: &[CellEntry]) -> bool {
+    run.windows(2).all(|pair| {
+        let expected = pair[0].prefix.map(|prefix| prefix.then(pair[1].token));
+        expected.is_some() && pair[1].prefix == expected
+    })
+}
+
+/// The prefix hashes of the tokens of an archive entry; none if they are unknown.
+fn prefix_hashes(header: &KvArchiveHeader) -> impl Iterator<Item = PrefixHash> + '_ {
+    let mut next = header.prefix;
+    header.tokens.iter().enumerate().map_while(move |(n, token)| {
+        if n > 0 {
+            next = next.map(|prefix| prefix.then(*token));
+        }
+        next
+    })
 }

@@ -4,12 +4,20 @@
 //! *reserved* while an answer is generated in it; cells that the answer may need are counted as used. Other lanes keep the
 //! cells of their conversation until somebody needs the lane or the cells: then the lane that was used least recently is
 //! evicted to the KV archive.
+//!
+//! Lanes share the cells of a common beginning, such as a system prompt. Shared cells are never shifted: a lane that has to
+//! shift them gets copies first.
 
 use super::cache::{KvCache, KvCacheMode};
 use super::error::KvCacheError;
 use super::history::MainState;
-use crate::cells::SequenceTable;
-use crate::ffi::SeqId;
+use super::window::KeyedWindow;
+use crate::cells::{CellEntry, SequenceTable};
+use crate::ffi::{LlamaPos, SeqId};
+use std::time::{Duration, Instant};
+
+/// Fewer common tokens are not worth it.
+const MIN_SHARED: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LaneId(pub usize);
@@ -40,6 +48,8 @@ pub(super) struct CacheLane {
     reserved: usize,
     /// Larger for a lane that was used later.
     last_used: u64,
+    /// Until then its conversation is likely to go on.
+    held_until: Option<Instant>,
 }
 
 impl CacheLane {
@@ -55,6 +65,7 @@ impl CacheLane {
             main_state: is_hybrid.then(MainState::default),
             reserved: 0,
             last_used: 0,
+            held_until: None,
         }
     }
 
@@ -69,6 +80,10 @@ impl CacheLane {
 
     pub(super) fn active_table_mut(&mut self) -> &mut SequenceTable {
         self.fork.as_mut().unwrap_or(&mut self.main)
+    }
+
+    fn is_held(&self) -> bool {
+        self.held_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// The cells that no other lane can have.
@@ -132,12 +147,18 @@ impl KvCache {
     /// Reserves cells for the answer of the selected lane, which is not evicted until it is released.
     pub fn reserve_lane(&mut self, cells: usize) {
         self.lane.reserved = cells.max(1);
+        self.lane.held_until = None;
     }
 
     /// Ends the reservation of the selected lane, and drops its fork.
     pub fn release_lane(&mut self) {
         self.drop_fork();
         self.lane.reserved = 0;
+    }
+
+    /// Keeps the cells of the selected lane for this long, unless somebody needs the lane or the cells: its answer follows.
+    pub fn hold_lane(&mut self, time: Duration) {
+        self.lane.held_until = Instant::now().checked_add(time);
     }
 
     /// Selects the lane of a conversation, or a free one for it, or one that is evicted.
@@ -152,6 +173,43 @@ impl KvCache {
         }
         self.lane.last_used = 1 + self.lanes().map(|lane| lane.last_used).max().unwrap_or(0);
         Ok(())
+    }
+
+    /// Lets the selected lane, which is empty, use the cells of the first tokens of a window that another lane has computed
+    /// from the same tokens. Only lanes whose conversation is in use count: a conversation that is alone computes everything
+    /// itself. The last token of the window is left out, because it is decoded in any case.
+    pub(super) fn share_prefix(&mut self, window: &KeyedWindow<'_>) {
+        if !self.lane.main.entries.is_empty() || self.lane.main_state.is_some() || !self.context.can_shift() {
+            return;
+        }
+        let tokens = || window.tokens.iter().map(|token| token.id.0.cast_signed()).take(window.len() - 1);
+        let in_use = self.other_lanes.iter_mut().filter(|lane| lane.reserved > 0 || lane.is_held());
+        let common = in_use.map(|lane| (lane.main.common_prefix(tokens()), lane));
+        let Some((shared, lane)) = common.max_by_key(|(common, _)| *common) else { return };
+        // Archived cells were computed in this conversation, perhaps from more than is in the window now: they come first.
+        let conversation = self.lane.conversation.as_deref().unwrap_or_default();
+        let mut slot = 0;
+        while slot < shared {
+            match self.archive.header(conversation, window.keys[slot]) {
+                Some(header) if header.prefix.is_none() => break,
+                Some(header) => {
+                    let skipped = window.keys[slot].distance_from(header.start).unwrap_or(0);
+                    slot += header.tokens.len().saturating_sub(skipped).max(1);
+                }
+                None => slot += 1,
+            }
+        }
+        let shared = shared.min(slot);
+        if shared < MIN_SHARED {
+            return;
+        }
+        lane.main.entries[..shared].iter_mut().for_each(|entry| entry.shared = true);
+        let from = &lane.main.entries[..shared];
+        let entries = window.entries(0..shared, 0).into_iter().zip(from);
+        self.lane.main.entries = entries
+            .map(|(own, from)| CellEntry { key: own.key, chunk_start: own.chunk_start, ..*from })
+            .collect();
+        self.context.seq_cp(lane.main.seq, self.lane.main.seq, 0, shared as LlamaPos);
     }
 
     /// The cells that the selected lane can have.
@@ -174,10 +232,11 @@ impl KvCache {
         }
     }
 
-    /// Evicts all lanes in which no answer is generated, except for that of a conversation.
+    /// Evicts all lanes in which no answer is generated, except for that of a conversation and those that are held.
     pub fn evict_idle_lanes(&mut self, except: &str) {
-        let is_idle =
-            |lane: &&CacheLane| lane.reserved == 0 && lane.conversation.is_some() && !lane.holds(except);
+        let is_idle = |lane: &&CacheLane| {
+            lane.reserved == 0 && lane.conversation.is_some() && !lane.holds(except) && !lane.is_held()
+        };
         let idle: Vec<LaneId> = self.lanes().filter(is_idle).map(|lane| lane.id).collect();
         for id in idle {
             self.select_lane(id);
@@ -221,6 +280,7 @@ impl KvCache {
         self.lane.main_state.iter_mut().for_each(MainState::clear);
         self.lane.conversation = None;
         self.lane.reserved = 0;
+        self.lane.held_until = None;
         self.end_k_shift_of_nothing();
     }
 

@@ -30,7 +30,7 @@ mod recurrent;
 mod sync;
 mod window;
 
-pub use cache::{DecodedLane, InputToken, KvCache, KvCacheMode, LaneBatch};
+pub use cache::{DecodedLane, InputToken, KvCache, KvCacheMode, LaneBatch, TableChecks};
 pub use error::KvCacheError;
 pub use lane::{LaneId, sequence_count};
 pub use sync::WindowSync;

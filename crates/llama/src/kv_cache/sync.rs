@@ -47,6 +47,7 @@ impl KvCache {
         let window = self.keyed_window(window)?;
         self.switch_conversation(conversation)?;
         self.drop_fork();
+        self.share_prefix(&window);
         let wanted = window.len().saturating_add(max_answer_tokens).min(self.window_limit);
         self.make_room(wanted);
         let cells = self.available_cells().min(self.window_limit);

@@ -25,6 +25,8 @@ impl KeyedWindow<'_> {
             chunk_start: self.tokens[slot].chunk_start,
             position,
             cell: None,
+            prefix: None,
+            shared: false,
         };
         slots.zip(start..).map(entry).collect()
     }

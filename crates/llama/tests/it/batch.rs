@@ -5,10 +5,11 @@ use crate::generate::{GeneratedSteps, QUESTION, greedy, open_parallel_model, ram
 use crate::kv_cache_property::{KvPropertyConversation, check_against_fresh, filler_states};
 use halo_core::attention::{AttentionRequest, PromptRows};
 use halo_core::model::{FinishReason, Model, ModelStep, Prompt, StepFlow, WindowToken};
+use halo_core::testing::logits::compare_logits;
 use halo_core::token::Position;
 use halo_llama::attention::TapConfig;
 use halo_llama::cells::CellEntry;
-use halo_llama::kv_cache::{InputToken, KvCache, KvCacheError, LaneBatch, LaneId};
+use halo_llama::kv_cache::{InputToken, KvCache, KvCacheError, LaneBatch, LaneId, WindowSync};
 use halo_llama::model::Llama;
 use halo_llama::token_key::token_keys;
 use std::collections::BTreeMap;
@@ -144,6 +145,94 @@ fn batch_lanes_are_not_evicted_while_reserved() {
     run.cache.release_lane();
     assert_eq!(run.prefill(2).0, first, "the released lane is used");
     assert_eq!(run.cache.find_mismatch(&name(1), &run.conversations[1].window()), None);
+}
+
+impl InterleavedRun {
+    /// Three conversations that begin with the same 40 tokens.
+    fn with_common_beginning(model: TinyModel) -> Self {
+        let mut conversations: Vec<_> = (0..3).map(KvPropertyConversation::new).collect();
+        for (n, conversation) in conversations.iter_mut().enumerate() {
+            conversation.append(40, 0);
+            conversation.append(10, 50 + 7 * n);
+        }
+        let cache = model.kv_cache_with_lanes(CELLS, 3);
+        Self { model, cache, conversations, restored: 0, batched: 0 }
+    }
+
+    /// Decodes the last token of a conversation; returns its logits.
+    fn logits(&mut self, conversation: usize) -> Vec<f32> {
+        let (lane, last, _) = self.prefill(conversation);
+        let (config, tokens) = (tap_last_row(), std::slice::from_ref(&last));
+        let decoded = self.cache.decode_lanes(&[LaneBatch { lane, tokens, config }]).expect("decoded");
+        self.cache.context().logits_at(decoded[0].logits_index).to_vec()
+    }
+
+    fn sync(&mut self, conversation: usize, window: &[WindowToken]) -> WindowSync {
+        let sync = self.cache.sync_window(&name(conversation), window, 1, &mut |_, _| StepFlow::Continue);
+        sync.expect("there is room")
+    }
+}
+
+/// A conversation uses the cells of another one that begins with the same tokens, also after the other one is gone, and gets
+/// copies before they are shifted.
+fn check_common_beginning(model: TinyModel) {
+    let expected = InterleavedRun::with_common_beginning(model).logits(1);
+    let mut run = InterleavedRun::with_common_beginning(model);
+    let mut fresh = model.context(CELLS);
+    let filler = filler_states(&mut fresh);
+    let first = run.logits(0);
+    let window = run.conversations[1].window();
+    let sync = run.sync(1, &window);
+    assert_eq!((sync.prefill_from, sync.stats.reused, sync.stats.prefilled), (40, 40, 10), "{model:?}");
+    let shared = run.logits(1);
+    let (_, divergence, same) = compare_logits(&expected, &shared);
+    assert!(divergence < 1e-6 && same, "{model:?}: {divergence} from the logits without company");
+    for (lane, cached) in run.decode_together([0, 1]) {
+        run.cache.select_lane(lane);
+        let difference = check_against_fresh(&mut run.cache, &cached, &mut fresh, &filler, None);
+        assert_eq!(difference, (0.0, 0.0), "{model:?}: not the logits of a fresh context");
+    }
+    // A system prompt moves what follows it.
+    let system = run.conversations[1].sample[60..68].iter();
+    let system: Vec<WindowToken> = system.map(|token| WindowToken { position: None, ..*token }).collect();
+    let sync = run.sync(1, &[system, window].concat());
+    assert!(sync.stats.shifted >= 40, "{model:?}: {sync:?}");
+    run.cache.release_lane();
+    let (_, divergence, same) = compare_logits(&first, &run.logits(0));
+    assert!(
+        divergence < 1e-6 && same,
+        "{model:?}: the other conversation's cells were shifted, {divergence}"
+    );
+    // The cells stay when the conversation that computed them is evicted.
+    let third = run.conversations[2].window();
+    assert_eq!(run.sync(2, &third).stats.reused, 40, "{model:?}");
+    run.cache.reserve_lane(60);
+    run.cache.select_lane(LaneId(0));
+    run.cache.release_lane();
+    run.cache.evict_idle_lanes(&name(2));
+    let (_, last, _) = run.prefill(2);
+    let lane = run.cache.selected_lane();
+    let (config, tokens) = (tap_last_row(), std::slice::from_ref(&last));
+    run.cache.decode_lanes(&[LaneBatch { lane, tokens, config }]).expect("decoded");
+    let cached = run.cache.sequence().entries.clone();
+    let difference = check_against_fresh(&mut run.cache, &cached, &mut fresh, &filler, None);
+    assert_eq!(difference, (0.0, 0.0), "{model:?}: evicted with the conversation that computed them");
+}
+
+#[test]
+fn batch_stores_a_common_beginning_once() {
+    check_common_beginning(TinyModel::Llama);
+    check_common_beginning(TinyModel::Gemma3);
+}
+
+/// A conversation that is not in use shares nothing: what is computed alone is the same whatever was computed before.
+#[test]
+fn batch_conversation_alone_shares_nothing() {
+    let mut run = InterleavedRun::with_common_beginning(TinyModel::Llama);
+    run.logits(0);
+    run.cache.release_lane();
+    let window = run.conversations[1].window();
+    assert_eq!(run.sync(1, &window).stats.reused, 0);
 }
 
 /// What one caller of a model with four lanes receives.
@@ -300,4 +389,31 @@ fn batch_goes_on_after_a_panic() {
     assert_eq!(ends, [Err(halo_core::ErrorKind::Internal); 2]);
     let mut model = model.clone();
     assert_eq!(ask(&mut model, "panics", &QUESTION, 20), ask(&mut model, "panics", &QUESTION, 20));
+}
+
+/// A window that was prefilled for an answer stays while another answer starts.
+#[test]
+fn batch_keeps_a_prefilled_window_for_its_answer() {
+    let mut model = open_parallel_model(ram_only(), 2);
+    let window = tokenize_window(&mut model, &QUESTION);
+    let next_position = Position(window.len() as u64);
+    let prompt = |ephemeral| Prompt {
+        conversation: "prefilled",
+        window: &window,
+        messages: &Vec::new,
+        next_position,
+        ephemeral,
+    };
+    model.prefill(&prompt(false), &mut |_| StepFlow::Continue).expect("prefilled");
+    ask(&mut model.clone(), "other", &QUESTION, 1);
+    let mut stats = None;
+    let generated = model.generate(&prompt(true), &greedy(1), &AttentionRequest::none(), &mut |step| {
+        if let ModelStep::PrefillDone(done) = step {
+            stats = Some(done);
+        }
+        StepFlow::Continue
+    });
+    generated.expect("an answer");
+    let stats = stats.expect("the window is prefilled");
+    assert_eq!((stats.reused, stats.restored, stats.prefilled), (window.len() - 1, 0, 1));
 }
