@@ -41,6 +41,7 @@ soak: doc ## documentation, and the property, fuzz and load tests with many more
 	scripts/fuzz 600
 	scripts/kills --kills 200
 	scripts/kills --kills 100 --store postgres
+	scripts/soak-batch --minutes 120
 	HALO_ONE_SHOTS=10000 HALO_LONG_HISTORY=100000 HALO_CASES=1000 scripts/clients
 	HALO_CASES=1000 target/venv/bin/python -m pytest -q -p no:cacheprovider tests/soak_clients.py
 	scripts/tool-model
