@@ -99,7 +99,10 @@ export function applyRoomsEvent(state, event) {
     return false;
   }
   if (event.usage) state.usage.set(event.beat, event.usage);
-  if (event.beat !== null && event.beat !== undefined && state.world) state.world.thinking = null;
+  // Another agent may be thinking still.
+  if (event.beat !== null && event.beat !== undefined && state.world?.thinking === event.beat) {
+    state.world.thinking = null;
+  }
   if (event.rooms.includes(state.log.room)) state.log.stale = true;
   return true;
 }

@@ -2,7 +2,7 @@
 //!
 //! Each fragment of a HUD has a fixed position in the model's KV cache, and the shared section has the same position for
 //! all agents of a kind: a heartbeat prefills only fragments that changed since the agent's last one. Cells of other agents
-//! are moved to the KV archive and restored unchanged.
+//! are moved to the KV archive and restored unchanged. Where agents think at the same time, each has a KV cache of its own.
 
 use crate::agent_wrappers::{AgentWrappers, CoolableHud};
 use crate::answer::AgentAnswer;
@@ -29,6 +29,8 @@ use std::sync::Arc;
 
 pub struct AgentModel {
     model: Box<dyn Model + Send>,
+    /// Further handles to the model.
+    others: Vec<Box<dyn Model + Send>>,
     /// Counts tokens as the model does.
     pub renderer: Arc<HudRenderer>,
     pub sampling: Sampling,
@@ -61,7 +63,7 @@ pub struct AgentGeneration {
 
 /// What an agent is shown on a heartbeat, and in which formats it reads and answers.
 pub struct HeartbeatPrompt<'a> {
-    /// Names the KV cache of the world.
+    /// Names the KV cache of the world, or that of the agent.
     pub kv_key: &'a str,
     pub agent: AgentId,
     pub hud: RenderedHud,
@@ -124,11 +126,37 @@ impl AgentModel {
     ) -> Self {
         Self {
             model,
+            others: Vec::new(),
             renderer: Arc::new(HudRenderer::new(counter)),
             sampling,
             constrained,
             wrappers: AgentWrappers::default(),
         }
+    }
+
+    /// Adds further handles to the model: as many agents can think at the same time.
+    #[must_use]
+    pub fn with_handles(mut self, others: Vec<Box<dyn Model + Send>>) -> Self {
+        self.others.extend(others);
+        self
+    }
+
+    /// One agent model for each handle. They share the renderer.
+    pub(crate) fn into_handles(mut self) -> Vec<Self> {
+        let others = std::mem::take(&mut self.others);
+        let mut handles: Vec<Self> = others
+            .into_iter()
+            .map(|model| Self {
+                model,
+                others: Vec::new(),
+                renderer: Arc::clone(&self.renderer),
+                sampling: self.sampling.clone(),
+                constrained: self.constrained,
+                wrappers: self.wrappers.clone(),
+            })
+            .collect();
+        handles.push(self);
+        handles
     }
 
     /// The most tokens of a HUD: the context length without the chat template and an answer.
@@ -200,7 +228,7 @@ impl AgentModel {
         Ok(generation.map(|generation| AgentGeneration { cooled_messages, ..generation }))
     }
 
-    /// Generates an answer to a HUD. `kv_key` names the KV cache of the world. None if `on_step` stopped it.
+    /// Generates an answer to a HUD. `kv_key` names the KV cache. None if `on_step` stopped it.
     pub fn generate_answer(
         &mut self,
         kv_key: &str,

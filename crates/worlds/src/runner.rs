@@ -1,5 +1,6 @@
 //! Runs a world: an agent whose heartbeat is due is shown its HUD, its model answers, and the answer is applied. The world
-//! can be read and changed meanwhile: its lock is not held while a model generates.
+//! can be read and changed meanwhile: its lock is not held while a model generates. Agents whose heartbeats fall together
+//! think at the same time, as far as their models generate several answers at once.
 
 use crate::action::ActionContext;
 use crate::agent_model::{AgentGeneration, AgentModel, HeartbeatPrompt};
@@ -17,8 +18,8 @@ use halo_core::Error;
 use halo_core::model::{OutputConstraint, StepFlow};
 use halo_engine::scheduler::{IdlePermit, ModelScheduler};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -27,7 +28,14 @@ pub type WallClock = Box<dyn Fn() -> Millis + Send + Sync>;
 
 pub struct WorldRunner {
     store: Mutex<WorldStore>,
-    models: Mutex<BTreeMap<String, AgentModel>>,
+    /// The idle handles to each model.
+    models: Mutex<BTreeMap<String, Vec<AgentModel>>>,
+    /// The models that several agents can use at the same time.
+    shared_models: BTreeSet<String>,
+    /// The agents whose models are generating, in the order in which they began.
+    thinking: Mutex<Vec<AgentId>>,
+    /// Heartbeats that ended together with one that was returned.
+    finished: Mutex<VecDeque<HeartbeatReport>>,
     /// The renderer and the HUD token limit of each model, outside the lock of `models`: a HUD can be rendered while a
     /// model generates.
     renderers: BTreeMap<String, (Arc<HudRenderer>, usize)>,
@@ -38,6 +46,7 @@ pub struct WorldRunner {
     /// Why posted commands were refused.
     refusals: Mutex<Vec<String>>,
     wakeup: Condvar,
+    group_limit: AtomicUsize,
     stopping: AtomicBool,
     thinking_listener: OnceLock<ThinkingListener>,
 }
@@ -61,7 +70,7 @@ pub struct WorldClock {
     pub speed: f64,
     /// A wall clock time and the world time at that moment.
     anchor: (Millis, Millis),
-    /// The agent whose model is generating.
+    /// The agent whose model is generating; of several, the one that began last.
     pub thinking_agent: Option<AgentId>,
 }
 
@@ -97,6 +106,21 @@ const MODEL_BUSY_RETRY: Duration = Duration::from_millis(50);
 /// Hears which agent begins to think.
 pub type ThinkingListener = Box<dyn Fn(AgentId) + Send + Sync>;
 
+/// A handle to a model while an agent uses it.
+struct HeldModel<'a> {
+    runner: &'a WorldRunner,
+    name: String,
+    model: Option<AgentModel>,
+}
+
+impl Drop for HeldModel<'_> {
+    fn drop(&mut self) {
+        if let Some(model) = self.model.take() {
+            self.runner.models.lock().entry(std::mem::take(&mut self.name)).or_default().push(model);
+        }
+    }
+}
+
 impl WorldRunner {
     /// `models` are the models of the agents by name.
     #[must_use]
@@ -113,9 +137,15 @@ impl WorldRunner {
             .iter()
             .map(|(name, model)| (name.clone(), (Arc::clone(&model.renderer), model.hud_token_limit())))
             .collect();
+        let models: BTreeMap<String, Vec<AgentModel>> =
+            models.into_iter().map(|(name, model)| (name, model.into_handles())).collect();
+        let shared = models.iter().filter(|(_, handles)| handles.len() > 1);
         Self {
             store: Mutex::new(store),
+            shared_models: shared.map(|(name, _)| name.clone()).collect(),
             models: Mutex::new(models),
+            thinking: Mutex::default(),
+            finished: Mutex::default(),
             renderers,
             prompts,
             options,
@@ -123,6 +153,7 @@ impl WorldRunner {
             world_clock: Mutex::new(world_clock),
             refusals: Mutex::default(),
             wakeup: Condvar::new(),
+            group_limit: AtomicUsize::new(usize::MAX),
             stopping: AtomicBool::new(false),
             thinking_listener: OnceLock::new(),
         }
@@ -188,7 +219,8 @@ impl WorldRunner {
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let clock = self.world_clock();
-        clock.paused && clock.steps == 0 && clock.thinking_agent.is_none()
+        let finished = self.finished.lock().is_empty();
+        clock.paused && clock.steps == 0 && clock.thinking_agent.is_none() && finished
     }
 
     /// Cancels a running generation and ends [`WorldRunner::wait`].
@@ -259,9 +291,12 @@ impl WorldRunner {
         Ok(renderer.render_as(&store.world, state, format, &request)?)
     }
 
-    /// Does what is due next: drafts and posted commands, then one heartbeat. A heartbeat runs only while no conversation
-    /// uses the model of `scheduler`.
+    /// Does what is due next: drafts and posted commands, then the heartbeats that are due, of which each is one step. A
+    /// heartbeat runs only while no conversation needs the model of `scheduler`.
     pub fn run_next(&self, scheduler: Option<&ModelScheduler>) -> Result<RunnerStep, Error> {
+        if let Some(report) = self.finished.lock().pop_front() {
+            return Ok(RunnerStep::Heartbeat(Box::new(report)));
+        }
         let now = self.now();
         if let Some(changes) = self.apply_pending_at(now)? {
             return Ok(RunnerStep::Changed(Box::new(changes)));
@@ -277,10 +312,15 @@ impl WorldRunner {
         }
         match heartbeat {
             Some((agent, at)) if clock.steps > 0 || (!clock.paused && at <= now) => {
+                let is_step = clock.steps > 0;
                 if at > now {
                     self.set_anchor(&mut clock, at);
                 }
                 drop(clock);
+                let group = if is_step { Vec::new() } else { self.due_group(now) };
+                if group.len() > 1 {
+                    return self.run_heartbeats(&group, scheduler);
+                }
                 // World time has jumped: drafts that are due by then come before the heartbeat.
                 if at > now
                     && let Some(changes) = self.apply_pending_at(at)?
@@ -302,6 +342,68 @@ impl WorldRunner {
                 Ok(RunnerStep::Wait(wait.clamp(Duration::from_millis(1), MAX_POLL_INTERVAL)))
             }
         }
+    }
+
+    /// The agents that can think at the same time now, in the order of their heartbeats. One alone, or none that shares its
+    /// model, is no group.
+    fn due_group(&self, now: Millis) -> Vec<AgentId> {
+        let store = self.store();
+        let mut free: BTreeMap<String, usize> = {
+            let models = self.models.lock();
+            self.shared_models
+                .iter()
+                .map(|name| (name.clone(), models.get(name).map_or(0, Vec::len)))
+                .collect()
+        };
+        let mut takes_handle = |agent: &AgentId| {
+            let model = store.world.agent(*agent).map(|agent| agent.model.as_str()).unwrap_or_default();
+            let handles = free.get_mut(model).filter(|handles| **handles > 0);
+            handles.is_some_and(|handles| {
+                *handles -= 1;
+                true
+            })
+        };
+        let due = store.world.due_heartbeats(now).into_iter();
+        due.filter(|agent| takes_handle(agent)).take(self.group_limit.load(Ordering::SeqCst)).collect()
+    }
+
+    /// Limits how many agents think at the same time.
+    pub fn set_group_limit(&self, agents: usize) {
+        self.group_limit.store(agents.max(1), Ordering::SeqCst);
+    }
+
+    /// Runs the heartbeats of several agents at the same time. Each answer is applied when it is complete.
+    fn run_heartbeats(
+        &self,
+        group: &[AgentId],
+        scheduler: Option<&ModelScheduler>,
+    ) -> Result<RunnerStep, Error> {
+        let mut waiting = RunnerStep::Skipped;
+        let mut failed = None;
+        std::thread::scope(|scope| {
+            let start = |&agent: &AgentId| {
+                let builder = std::thread::Builder::new().name("halo-agent".into());
+                builder.spawn_scoped(scope, move || self.run_heartbeat(agent, scheduler))
+            };
+            let threads: Vec<_> = group.iter().map(start).collect();
+            for thread in threads {
+                let step = match thread.map(std::thread::ScopedJoinHandle::join) {
+                    Ok(Ok(step)) => step,
+                    Ok(Err(panic)) => std::panic::resume_unwind(panic),
+                    Err(error) => Err(Error::internal("starting the thread of an agent", error.to_string())),
+                };
+                match step {
+                    Ok(RunnerStep::Heartbeat(report)) => self.finished.lock().push_back(*report),
+                    Ok(step) => waiting = step,
+                    Err(error) => failed = Some(error),
+                }
+            }
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let first = self.finished.lock().pop_front();
+        Ok(first.map_or(waiting, |report| RunnerStep::Heartbeat(Box::new(report))))
     }
 
     /// Counts a step after its heartbeat. In a paused world, time jumps to the moment when the agent's drafts are finished, so that the
@@ -350,9 +452,12 @@ impl WorldRunner {
     fn run_heartbeat(&self, agent: AgentId, scheduler: Option<&ModelScheduler>) -> Result<RunnerStep, Error> {
         let now = self.now();
         let Some(state) = self.store().world.agent(agent).cloned() else { return Ok(RunnerStep::Skipped) };
-        let mut models = self.models.lock();
-        let Some(model) = models.get_mut(&state.model) else {
-            return self.finish_heartbeat(agent, None, Err(unknown_model(&state.model)));
+        let mut held = match self.take_handle(&state.model) {
+            Ok(held) => held,
+            Err(error) => return self.finish_heartbeat(agent, None, Err(error)),
+        };
+        let Some(model) = held.as_mut().and_then(|held| held.model.as_mut()) else {
+            return Ok(RunnerStep::Wait(MODEL_BUSY_RETRY));
         };
         // The permit comes first: a HUD that waits for the model would be out of date.
         let permit = match scheduler.map(|scheduler| scheduler.try_acquire_background(model.cancel_handle()))
@@ -362,14 +467,14 @@ impl WorldRunner {
             None => None,
         };
         let mut store = self.store();
-        let kv_key = store.kv_key().to_owned();
+        let kv_key = self.kv_key(&store, &state);
         let hud = self.render_hud_at(&mut store, agent, None, now);
         drop(store);
         let hud = match hud {
             Ok(hud) => hud,
             Err(error) => return self.finish_heartbeat(agent, None, Err(error)),
         };
-        self.world_clock.lock().thinking_agent = Some(agent);
+        self.begin_thinking(agent);
         if let Some(listener) = self.thinking_listener.get() {
             listener(agent);
         }
@@ -391,8 +496,8 @@ impl WorldRunner {
             if must_stop() { StepFlow::Stop } else { StepFlow::Continue }
         });
         drop(permit);
-        drop(models);
-        self.world_clock.lock().thinking_agent = None;
+        drop(held);
+        self.end_thinking(agent);
         match generation {
             Ok(None) => Ok(RunnerStep::Skipped),
             Ok(Some((generation, answer))) => {
@@ -400,6 +505,35 @@ impl WorldRunner {
             }
             Err(error) => self.finish_heartbeat(agent, None, Err(error.into())),
         }
+    }
+
+    /// Takes an idle handle to a model. None if all are in use.
+    fn take_handle(&self, model: &str) -> Result<Option<HeldModel<'_>>, error::Error> {
+        let mut models = self.models.lock();
+        let idle = models.get_mut(model).ok_or_else(|| unknown_model(model))?;
+        Ok(idle.pop().map(|handle| HeldModel { runner: self, name: model.to_owned(), model: Some(handle) }))
+    }
+
+    /// Where the cells of an agent are cached. Agents that never think at the same time share a cache, and with it the cells
+    /// of the fragments that all of them are shown.
+    fn kv_key(&self, store: &WorldStore, agent: &AgentState) -> String {
+        let world = store.kv_key();
+        match self.shared_models.contains(&agent.model) {
+            true => format!("{world}/{}", agent.id),
+            false => world.to_owned(),
+        }
+    }
+
+    fn begin_thinking(&self, agent: AgentId) {
+        let mut thinking = self.thinking.lock();
+        thinking.push(agent);
+        self.world_clock.lock().thinking_agent = Some(agent);
+    }
+
+    fn end_thinking(&self, agent: AgentId) {
+        let mut thinking = self.thinking.lock();
+        thinking.retain(|other| *other != agent);
+        self.world_clock.lock().thinking_agent = thinking.last().copied();
     }
 
     /// The tokens of a HUD in every format; none if they are not recorded.

@@ -354,7 +354,11 @@ pub fn open_agent_models(
             Some(SummaryMethod::Model) => Some(summarizer(model()?)),
             Some(SummaryMethod::Truncate) | None => None,
         };
-        let mut agent_model = AgentModel::new(model()?, count, agent_sampling(settings), !remote);
+        // A script answers in its order.
+        let handles = if scripted { 1 } else { settings.model_parallel.as_usize() };
+        let others = (1..handles).map(|_| model()).collect::<Result<_>>()?;
+        let agent_model = AgentModel::new(model()?, count, agent_sampling(settings), !remote);
+        let mut agent_model = agent_model.with_handles(others);
         agent_model.wrappers = AgentWrappers {
             cooling_tokens: Some(settings.rooms_cooling_tokens.as_usize()).filter(|&tokens| tokens > 0),
             summaries: settings.rooms_summaries.as_option().map(|_| SummaryConstraint {
@@ -394,7 +398,7 @@ fn run_world(name: &str, beats: Option<u64>, speed: f64, env: &Env) -> Result<()
         if let Some(llama) = loaded.get(&name) {
             return Ok(Box::new(llama.clone()));
         }
-        let llama = wiring::open_local_model(&env, &wiring::one_answer_at_a_time(&settings))?;
+        let llama = wiring::open_local_model(&env, &settings)?;
         loaded.insert(name, llama.clone());
         Ok(Box::new(llama))
     };
@@ -413,6 +417,9 @@ fn run_world(name: &str, beats: Option<u64>, speed: f64, env: &Env) -> Result<()
     let mut last_printed = runner.store().world.header.next_message - 1;
     let mut done = 0;
     while !runner.is_stopping() && beats.is_none_or(|beats| done < beats) {
+        if let Some(beats) = beats {
+            runner.set_group_limit(usize::try_from(beats - done).unwrap_or(usize::MAX));
+        }
         let next = runner.run_next(None)?;
         for why in runner.take_refusals() {
             print_notice(&format!("a command could not be executed: {why}"));

@@ -49,7 +49,7 @@ pub(crate) struct ApiWorld {
     pub paused: bool,
     /// Speed of the clock; 1 is real time.
     pub speed: f64,
-    /// The agent that is thinking.
+    /// The agent that is thinking; of several, the one that began last.
     pub thinking: Option<u32>,
     /// The models that its agents may use; the first is the default.
     pub models: Vec<String>,

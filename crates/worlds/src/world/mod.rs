@@ -316,10 +316,20 @@ impl World {
     /// The agent with the next heartbeat, and its time.
     #[must_use]
     pub fn next_heartbeat(&self) -> Option<(AgentId, Millis)> {
+        self.heartbeat_times().min().map(|(at, id)| (id, at))
+    }
+
+    /// The agents whose heartbeats are due, in the order of their times.
+    #[must_use]
+    pub fn due_heartbeats(&self, now: Millis) -> Vec<AgentId> {
+        let mut due: Vec<(Millis, AgentId)> = self.heartbeat_times().filter(|(at, _)| *at <= now).collect();
+        due.sort_unstable();
+        due.into_iter().map(|(_, agent)| agent).collect()
+    }
+
+    fn heartbeat_times(&self) -> impl Iterator<Item = (Millis, AgentId)> {
         let running = self.agents().filter(|agent| !agent.paused);
-        let times = running
-            .map(|agent| (agent.next_heartbeat.max(agent.sleep_until.unwrap_or(Millis::MIN)), agent.id));
-        times.min().map(|(at, id)| (id, at))
+        running.map(|agent| (agent.next_heartbeat.max(agent.sleep_until.unwrap_or(Millis::MIN)), agent.id))
     }
 
     /// Schedules the next heartbeat of an agent after one has finished.

@@ -2,8 +2,10 @@
 
 use halo_agents::constraint::SummaryConstraint;
 use halo_agents::token_counter::{CeilTokenCounter, TokenCounter};
+use halo_core::Error;
+use halo_core::attention::AttentionRequest;
 use halo_core::chunker::ChunkSize;
-use halo_core::model::Sampling;
+use halo_core::model::{FinishReason, Model, ModelInfo, ModelStep, ModelToken, Prompt, Sampling, StepFlow};
 use halo_core::row_store::{Row, RowKind, RowStore};
 use halo_core::testing::doubles::{ScriptedAnswer, ScriptedModel};
 use halo_core::token::Brightness;
@@ -29,7 +31,8 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 const WORLD_TOML: &str = r#"
     [[agents]]
@@ -791,4 +794,123 @@ fn heartbeat_is_cooled_and_summarized_by_wrappers() {
 fn model_with(answers: &[&str]) -> ScriptedModel {
     let answer = |text: &&str| ScriptedAnswer { text: (*text).into(), ..ScriptedAnswer::default() };
     ScriptedModel::new(100_000, answers.iter().map(answer).collect())
+}
+
+/// How many models generate at the moment, and the most that ever did.
+#[derive(Default)]
+struct Meeting(Mutex<(usize, usize)>, Condvar);
+
+/// A scripted model that waits for others before it answers, but not forever, and notes the KV caches that it is asked for.
+struct MeetingModel {
+    inner: ScriptedModel,
+    meeting: Arc<Meeting>,
+    expected: usize,
+    caches: Arc<Mutex<Vec<String>>>,
+}
+
+impl Model for MeetingModel {
+    fn info(&self) -> &ModelInfo {
+        self.inner.info()
+    }
+
+    fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<ModelToken>, Error> {
+        self.inner.tokenize(text, special)
+    }
+
+    fn generate(
+        &mut self,
+        prompt: &Prompt<'_>,
+        sampling: &Sampling,
+        attention: &AttentionRequest,
+        listener: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
+    ) -> Result<FinishReason, Error> {
+        self.caches.lock().expect("no panic").push(prompt.conversation.to_owned());
+        let Meeting(count, changed) = &*self.meeting;
+        let mut present = count.lock().expect("no panic");
+        present.0 += 1;
+        present.1 = present.1.max(present.0);
+        changed.notify_all();
+        let patience = Duration::from_secs(5);
+        let (mut present, _) = changed
+            .wait_timeout_while(present, patience, |(_, most)| *most < self.expected)
+            .expect("no panic");
+        present.0 -= 1;
+        drop(present);
+        self.inner.generate(prompt, sampling, attention, listener)
+    }
+}
+
+/// A world of five agents whose heartbeats fall together, on a model with so many handles. Returns the agents in the order of
+/// their heartbeats, how many thought at the same time at most, and the names of their KV caches.
+fn run_together(handles: usize, expected: usize, beats: usize) -> (Vec<u32>, usize, Vec<String>, World) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let agents: String = (1..=5)
+        .map(|n| format!("[[agents]]\nname = \"Agent {n}\"\nseed = \"You are {n}.\"\ninterval = 4.0\n"))
+        .collect();
+    let members = "[[rooms]]\nowner = \"Agent 1\"\nmembers = [\"Agent 2\", \"Agent 3\", \"Agent 4\", \"Agent 5\"]\nkeys = [\"open\"]\n";
+    let world = toml::from_str::<WorldFile>(&format!("{agents}{members}"))
+        .expect("a valid world file")
+        .into_world("local", START_TIME)
+        .expect("a valid world");
+    let store = WorldStore::create(open_store(folder.path()), "w", world, START_TIME).expect("a world");
+    let (meeting, caches) = (Arc::<Meeting>::default(), Arc::<Mutex<Vec<String>>>::default());
+    let model = || {
+        let text = r#"{"responses": [{"room_id": 1, "message": "Hello."}]}"#.to_owned();
+        let answers = vec![ScriptedAnswer { text, ..ScriptedAnswer::default() }; beats];
+        Box::new(MeetingModel {
+            inner: ScriptedModel::new(100_000, answers),
+            meeting: Arc::clone(&meeting),
+            expected,
+            caches: Arc::clone(&caches),
+        }) as Box<dyn Model + Send>
+    };
+    let sampling = Sampling { max_tokens: 1_000, ..Sampling::default() };
+    let agent_model = AgentModel::new(model(), Arc::new(CeilTokenCounter), sampling, true)
+        .with_handles((1..handles).map(|_| model()).collect());
+    // All heartbeats are overdue.
+    let runner = WorldRunner::new(
+        store,
+        BTreeMap::from([("local".to_owned(), agent_model)]),
+        (WorldPrompts::default(), RunnerOptions::default()),
+        Box::new(|| START_TIME + 600_000),
+    );
+    let mut order = Vec::new();
+    while order.len() < beats {
+        match runner.run_next(None).expect("the step succeeds") {
+            RunnerStep::Heartbeat(report) => {
+                assert!(report.outcome.is_ok(), "{:?}", report.outcome);
+                order.push(report.agent.0);
+            }
+            RunnerStep::Changed(_) | RunnerStep::Skipped => {}
+            RunnerStep::Wait(_) => panic!("a heartbeat is due"),
+        }
+    }
+    assert_eq!(runner.world_clock().thinking_agent, None);
+    let most = meeting.0.lock().expect("no panic").1;
+    let caches = caches.lock().expect("no panic").clone();
+    let world = runner.store().world.clone();
+    (order, most, caches, world)
+}
+
+#[test]
+fn agents_whose_heartbeats_fall_together_think_at_the_same_time() {
+    let (order, most, caches, world) = run_together(4, 4, 5);
+    assert_eq!(most, 4, "as many as the model has handles");
+    let mut first: Vec<u32> = order[..4].to_vec();
+    first.sort_unstable();
+    assert_eq!((first, order[4]), (vec![1, 2, 3, 4], 5), "in the order of their heartbeats");
+    let mut own = caches.clone();
+    own.sort();
+    own.dedup();
+    assert_eq!(own.len(), 5, "each has a KV cache of its own: {caches:?}");
+    let faults = testing::rule_violations(&world);
+    assert!(faults.is_empty(), "{faults:?}");
+    assert_eq!(messages_in_room(&world, 1).len(), 0, "messages are typed first");
+}
+
+#[test]
+fn agents_think_one_by_one_where_the_model_has_one_handle() {
+    let (order, most, caches, _) = run_together(1, 1, 5);
+    assert_eq!((order, most), (vec![1, 2, 3, 4, 5], 1));
+    assert!(caches.iter().all(|cache| *cache == caches[0]), "they share one KV cache: {caches:?}");
 }
