@@ -38,7 +38,7 @@ pub struct KvArchiveHeader {
     pub tokens: Vec<LlamaToken>,
     /// The RoPE position of the first token.
     pub position: LlamaPos,
-    /// See [`KvArchiveEntry::prefix`].
+    /// What the first token was computed from, as in the entry.
     pub prefix: Option<PrefixHash>,
 }
 
