@@ -25,6 +25,9 @@ const MIN_SLICE: usize = 16;
 /// How long the cells of a window that was only prefilled are kept while other answers start: its own is about to.
 const ANSWER_FOLLOWS: Duration = Duration::from_secs(2);
 
+/// A shorter beginning is prefilled again rather than waited for.
+const AWAITED_BEGINNING: usize = 64;
+
 /// After so many panics in a row the thread ends: what it has cannot be trusted.
 const MAX_PANICS: usize = 10;
 
@@ -213,6 +216,10 @@ impl BatchLoop {
                 n += 1;
                 continue;
             }
+            if self.awaits_beginning(&job.request) {
+                n += 1;
+                continue;
+            }
             if !self.fits(&job.request) {
                 return;
             }
@@ -220,6 +227,20 @@ impl BatchLoop {
                 self.start(job);
             }
         }
+    }
+
+    /// Whether a long beginning of the window is being prefilled for another answer: then it is shared when it is complete.
+    fn awaits_beginning(&self, request: &GenerateRequest) -> bool {
+        let is_prefilling = |job: &&RunningJob| {
+            job.end.is_none() && job.outbox.steps.is_empty() && job.generation.is_prefilling()
+        };
+        let mut prefilling = self.running.iter().filter(is_prefilling);
+        let shares = !request.ephemeral && !self.cache.has_recurrent_state();
+        shares
+            && prefilling.any(|job| {
+                let (common, cached) = job.generation.common_beginning(&request.window);
+                common >= AWAITED_BEGINNING && !cached
+            })
     }
 
     /// Whether there is a lane, and cells for the window and the longest answer. Without running answers there always is.

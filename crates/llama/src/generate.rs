@@ -118,6 +118,17 @@ impl Generation {
         &self.request.conversation
     }
 
+    /// How many tokens from the first one on another window can share with this one, and whether they are cached by now.
+    pub(crate) fn common_beginning(&self, window: &[WindowToken]) -> (usize, bool) {
+        if self.request.ephemeral {
+            return (0, true);
+        }
+        let own = &self.request.window;
+        let common = own.iter().zip(window).take_while(|(own, other)| own.id == other.id).count();
+        let missing = self.prefill.len() - self.prefilled + 1;
+        (common, common + missing <= own.len())
+    }
+
     /// Whether no answer is generated.
     pub(crate) fn is_prefill_only(&self) -> bool {
         self.request.sampling.max_tokens == 0

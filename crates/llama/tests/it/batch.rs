@@ -14,6 +14,7 @@ use halo_llama::model::Llama;
 use halo_llama::token_key::token_keys;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 const CONVERSATIONS: usize = 4;
@@ -416,4 +417,37 @@ fn batch_keeps_a_prefilled_window_for_its_answer() {
     generated.expect("an answer");
     let stats = stats.expect("the window is prefilled");
     assert_eq!((stats.reused, stats.restored, stats.prefilled), (window.len() - 1, 0, 1));
+}
+
+/// A window whose long beginning is being prefilled for another answer waits for it, and shares it.
+#[test]
+fn batch_prefills_a_common_beginning_once() {
+    let model = open_parallel_model(ram_only(), 2);
+    let long = "The sea was calm, and nobody spoke of the storm that had taken the boats. ".repeat(20);
+    let (began, first_began) = sync_channel(1);
+    let read = |mut model: Llama, conversation: &str, question: &str, began: Option<SyncSender<()>>| {
+        let window = tokenize_window(&mut model, &[&long, question]);
+        let next_position = Position(window.len() as u64);
+        let prompt =
+            Prompt { conversation, window: &window, messages: &Vec::new, next_position, ephemeral: false };
+        let mut stats = None;
+        let generated = model.generate(&prompt, &greedy(2), &AttentionRequest::none(), &mut |step| {
+            match step {
+                ModelStep::Prefill { .. } => drop(began.as_ref().map(|began| began.try_send(()))),
+                ModelStep::PrefillDone(done) => stats = Some(done),
+                _ => {}
+            }
+            StepFlow::Continue
+        });
+        generated.expect("an answer");
+        (window.len(), stats.expect("the window is prefilled"))
+    };
+    let ((_, first), (tokens, second)) = std::thread::scope(|scope| {
+        let first = scope.spawn(|| read(model.clone(), "first", "Who has seen it?", Some(began)));
+        first_began.recv().expect("the first one begins");
+        let second = read(model.clone(), "second", "What is the sea?", None);
+        (first.join().expect("no panic"), second)
+    });
+    assert_eq!(first.reused, 0);
+    assert!(second.reused > 250 && second.reused + second.prefilled == tokens, "{second:?} of {tokens}");
 }
