@@ -103,10 +103,10 @@ pub(super) fn run(plan: &ClientPlan, env: &Env) -> Result<()> {
         let number = |key: &str| row[key].as_f64().unwrap_or(f64::NAN);
         let _ = writeln!(
             out,
-            "{:<22}{:>8}{:>9}{:>10.1}{:>9.0} ms{:>9.0} ms{:>10.2}{:>12}",
+            "{:<22}{:>8.0}{:>9.0}{:>10.1}{:>9.0} ms{:>9.0} ms{:>10.2}{:>12}",
             row["server"].as_str().unwrap_or_default(),
-            row["clients"],
-            row["parallel"],
+            number("clients"),
+            number("parallel"),
             number("tok_s"),
             number("first_token_p50_ms"),
             number("first_token_p99_ms"),
