@@ -108,7 +108,6 @@ impl GgufHeader {
             () if self.is_encoder() => Some(ENCODER_REASON),
             () if self.arch_value("attention.kv_lora_rank").is_some() => Some(MLA_REASON),
             () if self.arch_value("attention.indexer.head_count").is_some() => Some(INDEXER_REASON),
-            () if self.arch_value("rope.dimension_sections").is_some() => Some(MULTI_ROPE_REASON),
             () => None,
         }
     }
@@ -145,7 +144,6 @@ impl GgufHeader {
 pub(crate) const RECURRENT_REASON: &str = "it is recurrent: it has no KV cells";
 const MLA_REASON: &str = "its KV cells are compressed (MLA): attention cannot be read by cell";
 const INDEXER_REASON: &str = "its attention is sparse: an indexer chooses the cells that it reads";
-pub(crate) const MULTI_ROPE_REASON: &str = "its positions have several parts (M-RoPE)";
 pub(crate) const ENCODER_REASON: &str = "it has an encoder";
 
 /// The messages have the file as their subject; callers put its path before them.
@@ -597,7 +595,16 @@ mod tests {
             ("lfm2", &[("shortconv.l_cache", Int(3)), ("attention.head_count_kv", Array(16))], None),
             ("kimi-linear", &[("attention.kv_lora_rank", Int(512))], Some("MLA")),
             ("qwen4exp", &[("attention.indexer.head_count", Int(4))], Some("indexer")),
-            ("qwen35", &[("rope.dimension_sections", Array(4))], Some("M-RoPE")),
+            ("qwen2vl", &[("rope.dimension_sections", Array(4)), ("attention.head_count", Int(12))], None),
+            (
+                "qwen35",
+                &[
+                    ("rope.dimension_sections", Array(4)),
+                    ("ssm.state_size", Int(128)),
+                    ("attention.head_count_kv", Array(24)),
+                ],
+                None,
+            ),
             ("t5", &[("decoder_start_token_id", Int(0))], Some("encoder")),
             ("nomic-bert", &[("attention.causal", Int(0))], Some("encoder")),
             ("modern-bert-causal", &[("attention.causal", Int(1))], None),

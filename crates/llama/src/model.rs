@@ -189,7 +189,7 @@ impl Llama {
             })?;
         let mode = options.kv_mode;
         let mut kv_edit_unsupported = weights.kv_edit_unsupported();
-        if kv_edit_unsupported.is_none() && !context.can_shift() {
+        if kv_edit_unsupported.is_none() && !context.can_edit() {
             kv_edit_unsupported = Some("llama.cpp cannot shift its KV cells, and does not say why");
         }
         if mode == KvCacheMode::EditCells {

@@ -13,7 +13,7 @@
 
 use super::canceller::JobCanceller;
 use super::error::LlamaError;
-use super::log::{ErrorLogSuppressor, clear_error, last_error};
+use super::log::{ErrorLogSuppressor, WarningLogSuppressor, clear_error, first_error};
 use super::node::GraphNode;
 use super::query_capture::QueryCapture;
 use super::recurrent::RecurrentSequences;
@@ -49,6 +49,8 @@ const MIN_CONTEXT: u32 = 64;
 pub(super) const STATE_HEADER_BYTES: usize = 16;
 /// Then bytes for each cell: its position, the number of its sequences, and the sequence.
 pub(super) const STATE_CELL_BYTES: usize = 12;
+/// With M-RoPE, between the number of sequences and the sequence: the other two parts of the position, and the token.
+const STATE_MULTI_ROPE_BYTES: usize = 12;
 
 /// llama.cpp gets slower with more threads than this.
 const MAX_THREADS: i32 = 256;
@@ -62,7 +64,9 @@ pub struct LlamaContext {
     canceller: Arc<JobCanceller>,
     weights: Arc<ModelWeights>,
     params: ContextParams,
-    /// Cached, because it is asked at every step.
+    /// Whether cells are removed and restored one by one. Cached, because it is asked at every step.
+    can_edit: bool,
+    /// Whether llama.cpp can shift positions.
     can_shift: bool,
     /// The sequence that holds the cells of all others, for a model with sliding-window attention.
     pin: Option<SeqId>,
@@ -95,7 +99,11 @@ impl LlamaContext {
         let extra_seq = SeqId(params.sequences.cast_signed());
         let pin = weights.sliding_window().filter(|_| !weights.is_hybrid()).map(|_| extra_seq);
         let editable = weights.kv_edit_unsupported().is_none();
-        let recurrent = (weights.is_hybrid() && editable).then(|| RecurrentSequences::new(extra_seq));
+        let multi_rope = weights.has_multi_rope();
+        let recurrent = (weights.is_hybrid() && editable).then(|| {
+            let no_state = multi_rope.then(|| SeqId(params.sequences.cast_signed() + 1));
+            RecurrentSequences::new(extra_seq, no_state)
+        });
         let canceller = Arc::new(JobCanceller::default());
         let tap = NonNull::from(Box::leak(Box::new(new_tap(weights, params))));
         // SAFETY: the parameters are llama.cpp's defaults except for plain values and two callbacks, whose data lives
@@ -106,7 +114,9 @@ impl LlamaContext {
             params.n_ctx = tokens;
             params.n_batch = batch;
             params.n_ubatch = batch;
-            params.n_seq_max = sequences + u32::from(pin.is_some() || recurrent.is_some());
+            let no_state = recurrent.as_ref().is_some_and(|recurrent| recurrent.no_state.is_some());
+            params.n_seq_max =
+                sequences + u32::from(pin.is_some() || recurrent.is_some()) + u32::from(no_state);
             params.swa_full = true;
             params.n_threads = threads;
             params.n_threads_batch = threads;
@@ -136,11 +146,14 @@ impl LlamaContext {
         };
         // SAFETY: the context was just created; its memory lives as long.
         let shiftable = unsafe { sys::llama_memory_can_shift(sys::llama_get_memory(context.as_ptr())) };
-        let can_shift = shiftable && editable;
+        // What cannot be shifted for another reason is of a kind that this program does not know.
+        let can_edit = editable && (shiftable || multi_rope);
+        let can_shift = editable && shiftable;
         let weights = Arc::clone(weights);
         let window = weights.sliding_window();
-        let mut context = Self { context, tap, canceller, weights, params, can_shift, pin, recurrent };
-        if can_shift && (context.pin.is_some() || context.recurrent.is_some()) {
+        let mut context =
+            Self { context, tap, canceller, weights, params, can_edit, can_shift, pin, recurrent };
+        if can_edit && (context.pin.is_some() || context.recurrent.is_some()) {
             context.find_global_layers(window.unwrap_or(0))?;
         }
         Ok(context)
@@ -152,7 +165,8 @@ impl LlamaContext {
         let seq = SeqId(0);
         let token = |position| BatchToken { token: 0, position, logits: false };
         self.decode(seq, &[token(0), token(1)])?;
-        if window > 0 {
+        // With M-RoPE llama.cpp accepts gaps between positions.
+        if window > 0 && self.can_shift {
             self.seq_add(seq, 1, 2, window)?;
         }
         self.tap().begin_layer_probe();
@@ -239,8 +253,12 @@ impl LlamaContext {
             self.align_recurrent(seq, start)?;
         }
         clear_error();
+        // The position of a state is not set with M-RoPE; llama.cpp warns of it and computes the same.
+        let has_loose_states = self.recurrent.as_ref().is_some_and(|recurrent| recurrent.no_state.is_some());
+        let suppressor = has_loose_states.then(WarningLogSuppressor::begin);
         // SAFETY: every array of the batch has `n_tokens` elements and outlives the call.
         let code = unsafe { sys::llama_decode(self.context.as_ptr(), batch) };
+        drop(suppressor);
         for (seq, start, end) in parts {
             match code {
                 0 => self.pin_cells(seq, start, end),
@@ -253,7 +271,7 @@ impl LlamaContext {
             0 => self.compute_attention(len),
             1 => Err(LlamaError::CacheFull),
             2 => Err(LlamaError::Cancelled),
-            _ => Err(LlamaError::Decode(last_error())),
+            _ => Err(LlamaError::Decode(first_error())),
         }
     }
 
@@ -342,8 +360,8 @@ impl LlamaContext {
         unsafe { sys::llama_memory_seq_cp(self.memory(), from.0, to.0, start, end) };
     }
 
-    /// Shifts the positions of cells; llama.cpp rotates their keys (K-shift) in the next [`decode`](Self::decode). Does
-    /// nothing unless [`can_shift`](Self::can_shift). If it fails, the cells are removed.
+    /// Shifts the positions of cells; llama.cpp rotates their keys (K-shift) in the next [`decode`](Self::decode). It fails
+    /// unless [`can_shift`](Self::can_shift). If it fails, the cells are removed.
     pub fn seq_add(
         &mut self,
         seq: SeqId,
@@ -354,11 +372,13 @@ impl LlamaContext {
         if self.shift_moves_cells() {
             return self.shift_unrotated_cells(seq, start, end, by);
         }
-        if self.can_shift() {
-            self.forget_alignment();
-            // SAFETY: the memory lives as long as the context; models for which this aborts cannot shift.
-            unsafe { sys::llama_memory_seq_add(self.memory(), seq.0, start, end, by) };
+        if !self.can_shift() {
+            let _ = self.seq_rm(seq, start, end);
+            return Err(LlamaError::StateRestore("llama.cpp cannot shift their positions"));
         }
+        self.forget_alignment();
+        // SAFETY: the memory lives as long as the context; models for which this aborts cannot shift.
+        unsafe { sys::llama_memory_seq_add(self.memory(), seq.0, start, end, by) };
         Ok(())
     }
 
@@ -368,8 +388,15 @@ impl LlamaContext {
         self.can_shift
     }
 
+    /// Whether cells can be removed and restored one by one.
+    #[must_use]
+    pub fn can_edit(&self) -> bool {
+        self.can_edit
+    }
+
     /// Treats the model as one whose cells cannot be edited. The context must be empty.
     pub fn disable_kv_edits(&mut self) {
+        self.can_edit = false;
         self.can_shift = false;
         self.recurrent = None;
     }
@@ -381,7 +408,9 @@ impl LlamaContext {
     /// that the buffer is too small, and copies no key or value.
     #[must_use]
     pub fn cell_positions(&mut self, seq: SeqId, len: usize) -> Option<Vec<LlamaPos>> {
-        let mut bytes = vec![0u8; STATE_HEADER_BYTES + len * STATE_CELL_BYTES];
+        let extra_bytes = if self.weights.has_multi_rope() { STATE_MULTI_ROPE_BYTES } else { 0 };
+        let cell_bytes = STATE_CELL_BYTES + extra_bytes;
+        let mut bytes = vec![0u8; STATE_HEADER_BYTES + len * cell_bytes];
         let suppressor = ErrorLogSuppressor::begin();
         // SAFETY: llama.cpp writes at most as many bytes as the length says.
         unsafe {
@@ -393,7 +422,7 @@ impl LlamaContext {
             return None;
         }
         let cell_position = |n: usize| {
-            let start = STATE_HEADER_BYTES + n * STATE_CELL_BYTES;
+            let start = STATE_HEADER_BYTES + n * cell_bytes;
             let seq_count = word(start + 4)?;
             if seq_count == 1 { word(start).map(u32::cast_signed) } else { None }
         };

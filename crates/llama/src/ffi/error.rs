@@ -10,7 +10,7 @@ pub enum LlamaError {
     #[error("{path}: {why}")]
     File { path: String, why: GgufError },
     /// llama.cpp refuses the file, for example because it does not know the architecture.
-    #[error("llama.cpp cannot load {path}: {why}")]
+    #[error("llama.cpp cannot load {path}: {why}; download it again, or choose another model")]
     Load { path: String, why: String },
     #[error(
         "model.context of {requested} tokens is more than the {max} that the model was trained for; lower it"

@@ -1,5 +1,5 @@
-//! llama.cpp's log, forwarded to `tracing`. Its C API returns no error messages, so the last one that it logged on this
-//! thread is remembered and becomes the reason of a failed call.
+//! llama.cpp's log, forwarded to `tracing`. Its C API returns no error messages, so the first one that a call logs on this
+//! thread is remembered and becomes the reason if it fails: later ones only say that it failed.
 
 use llama_cpp_sys_2 as sys;
 use std::cell::{Cell, RefCell};
@@ -8,8 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
 thread_local! {
-    static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
+    static FIRST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
     static ERRORS_SUPPRESSED: Cell<bool> = const { Cell::new(false) };
+    static WARNINGS_SUPPRESSED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Sets the log callback and starts llama.cpp's backends, once per process.
@@ -37,10 +38,14 @@ unsafe extern "C" fn log_callback(level: sys::ggml_log_level, text: *const c_cha
 fn log_line(level: sys::ggml_log_level, text: &str) {
     if level == sys::GGML_LOG_LEVEL_ERROR {
         if !ERRORS_SUPPRESSED.get() {
-            LAST_ERROR.with_borrow_mut(|last| *last = text.to_owned());
+            FIRST_ERROR.with_borrow_mut(|first| {
+                if first.is_empty() {
+                    text.clone_into(first);
+                }
+            });
             tracing::error!(target: "llama", "{text}");
         }
-    } else if level == sys::GGML_LOG_LEVEL_WARN {
+    } else if level == sys::GGML_LOG_LEVEL_WARN && !WARNINGS_SUPPRESSED.get() {
         tracing::warn!(target: "llama", "{text}");
     } else {
         tracing::debug!(target: "llama", "{text}");
@@ -63,12 +68,29 @@ impl Drop for ErrorLogSuppressor {
     }
 }
 
-/// Forgets earlier messages, so that [`last_error`] returns only what the next call logs.
-pub(super) fn clear_error() {
-    LAST_ERROR.take();
+/// Makes llama.cpp's warnings on this thread debug messages while it lives, for calls that it warns of for no reason.
+pub(super) struct WarningLogSuppressor;
+
+impl WarningLogSuppressor {
+    pub(super) fn begin() -> Self {
+        WARNINGS_SUPPRESSED.set(true);
+        Self
+    }
 }
 
-pub(super) fn last_error() -> String {
-    let message = LAST_ERROR.take();
+impl Drop for WarningLogSuppressor {
+    fn drop(&mut self) {
+        WARNINGS_SUPPRESSED.set(false);
+    }
+}
+
+/// Forgets earlier messages, so that [`first_error`] returns only what the next call logs.
+pub(super) fn clear_error() {
+    FIRST_ERROR.take();
+}
+
+/// The first message since [`clear_error`].
+pub(super) fn first_error() -> String {
+    let message = FIRST_ERROR.take();
     if message.is_empty() { "llama.cpp gives no reason".into() } else { message }
 }

@@ -8,6 +8,10 @@
 //!
 //! llama.cpp keeps a position with the state, and decodes only the position that follows it. Halo knows which tokens a
 //! state has read, so this position is set right before a decode, and may have any value otherwise.
+//!
+//! With M-RoPE (Qwen 3.5) llama.cpp shifts no position, not even that of a state, but decodes any position behind the last
+//! cell. So the position of the state is never set. A sequence without cells and state is the source of "no state" while the
+//! parking sequence holds the state.
 
 use super::context::{LlamaContext, STATE_CELL_BYTES, STATE_HEADER_BYTES};
 use super::error::LlamaError;
@@ -18,7 +22,9 @@ use llama_cpp_sys_2 as sys;
 pub(super) struct RecurrentSequences {
     /// The parking sequence. It never has cells, and no state between operations.
     parking: SeqId,
-    /// The sequences whose state is known to have the position of their last token.
+    /// With M-RoPE: a sequence that never has cells or a state.
+    pub(super) no_state: Option<SeqId>,
+    /// The sequences whose state is known to have the position of their last token; with M-RoPE, those known to have a state.
     aligned: Vec<SeqId>,
     /// Whether keys depend on positions (RoPE). Some hybrids (Granite 4 H) leave the order of tokens to their recurrent
     /// layers.
@@ -26,8 +32,8 @@ pub(super) struct RecurrentSequences {
 }
 
 impl RecurrentSequences {
-    pub(super) fn new(parking: SeqId) -> Self {
-        Self { parking, aligned: Vec::new(), rotates_keys: true }
+    pub(super) fn new(parking: SeqId, no_state: Option<SeqId>) -> Self {
+        Self { parking, no_state, aligned: Vec::new(), rotates_keys: true }
     }
 }
 
@@ -43,6 +49,10 @@ impl LlamaContext {
 
     fn parking_seq(&self) -> Option<SeqId> {
         self.recurrent.as_ref().map(|recurrent| recurrent.parking)
+    }
+
+    fn no_state_seq(&self) -> Option<SeqId> {
+        self.recurrent.as_ref().and_then(|recurrent| recurrent.no_state)
     }
 
     /// Replaces the recurrent state of a sequence by that of another, or by none if the other has none.
@@ -110,6 +120,14 @@ impl LlamaContext {
     /// Removes cells of a sequence, which keeps its recurrent state.
     pub(super) fn remove_attention_cells(&mut self, seq: SeqId, start: LlamaPos, end: LlamaPos) -> bool {
         let Some(parking) = self.parking_seq() else { return false };
+        if let Some(no_state) = self.no_state_seq() {
+            self.seq_cp_all_layers(seq, parking, 0, 0);
+            self.seq_cp_all_layers(no_state, seq, 0, 0);
+            let removed = self.seq_rm_all_layers(seq, start, end);
+            self.seq_cp_all_layers(parking, seq, 0, 0);
+            self.seq_rm_all_layers(parking, -1, -1);
+            return removed;
+        }
         if start > 0 {
             // llama.cpp leaves a state alone whose position is outside the range.
             self.set_recurrent_position(seq, 0);
@@ -180,13 +198,27 @@ impl LlamaContext {
         current >= 0
     }
 
+    fn has_recurrent_state(&mut self, seq: SeqId) -> bool {
+        let Some(parking) = self.parking_seq() else { return false };
+        self.seq_cp_all_layers(seq, parking, 0, 0);
+        // SAFETY: the memory lives as long as the context. The parking sequence has no cells, so the position is that of
+        // the state.
+        let position = unsafe { sys::llama_memory_seq_pos_min(self.memory(), parking.0) };
+        self.seq_rm_all_layers(parking, -1, -1);
+        position >= 0
+    }
+
     /// Prepares the recurrent state of a sequence for a decode at a position.
     pub(super) fn align_recurrent(&mut self, seq: SeqId, position: LlamaPos) -> Result<(), LlamaError> {
         let is_aligned = |recurrent: &RecurrentSequences| recurrent.aligned.contains(&seq);
         if self.recurrent.as_ref().is_none_or(is_aligned) {
             return Ok(());
         }
-        if !self.set_recurrent_position(seq, (position - 1).max(0)) && position > 0 {
+        let has_state = match self.no_state_seq() {
+            Some(_) => self.has_recurrent_state(seq),
+            None => self.set_recurrent_position(seq, (position - 1).max(0)),
+        };
+        if !has_state && position > 0 {
             return Err(LlamaError::Decode("the recurrent state of the sequence is missing".into()));
         }
         self.recurrent.iter_mut().for_each(|recurrent| recurrent.aligned.push(seq));

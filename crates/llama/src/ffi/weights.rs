@@ -1,7 +1,7 @@
 //! A loaded model file: its weights, dimensions, vocabulary and tokenizer.
 
 use super::error::LlamaError;
-use super::log::{clear_error, init, last_error};
+use super::log::{clear_error, first_error, init};
 use super::types::{LlamaPos, LlamaToken};
 use crate::gguf;
 use llama_cpp_sys_2 as sys;
@@ -40,7 +40,7 @@ impl ModelWeights {
             params.check_tensors = true;
             sys::llama_model_load_from_file(c_path.as_ptr(), params)
         };
-        let model = NonNull::new(model).ok_or_else(|| load_error(last_error()))?;
+        let model = NonNull::new(model).ok_or_else(|| load_error(first_error()))?;
         // SAFETY: the model was just loaded; the vocabulary is part of it.
         let vocab = unsafe { sys::llama_model_get_vocab(model.as_ptr()) };
         match NonNull::new(vocab.cast_mut()) {
@@ -144,27 +144,28 @@ impl ModelWeights {
         unsafe { sys::llama_model_is_hybrid(self.model.as_ptr()) }
     }
 
+    /// Whether the positions of tokens have several parts (M-RoPE), of which those of text are equal. llama.cpp then stores
+    /// the other parts beside the position of a cell, accepts gaps between positions, and cannot shift them.
+    #[must_use]
+    pub fn has_multi_rope(&self) -> bool {
+        // SAFETY: the model is alive; this function only reads it.
+        let rope = unsafe { sys::llama_model_rope_type(self.model.as_ptr()) };
+        [sys::LLAMA_ROPE_TYPE_MROPE, sys::LLAMA_ROPE_TYPE_IMROPE].contains(&rope)
+    }
+
     /// The reason why KV cells of this model cannot be removed and restored one by one, if there is one.
     #[must_use]
     pub fn kv_edit_unsupported(&self) -> Option<&'static str> {
         let model = self.model.as_ptr();
         // SAFETY: the model is alive; these functions only read it.
-        let (recurrent, rope, encoder) = unsafe {
-            (
-                sys::llama_model_is_recurrent(model),
-                sys::llama_model_rope_type(model),
-                sys::llama_model_has_encoder(model),
-            )
-        };
-        let multi_rope =
-            [sys::LLAMA_ROPE_TYPE_MROPE, sys::LLAMA_ROPE_TYPE_IMROPE, sys::LLAMA_ROPE_TYPE_VISION];
+        let (recurrent, encoder) =
+            unsafe { (sys::llama_model_is_recurrent(model), sys::llama_model_has_encoder(model)) };
         match () {
             () if let Some(why) = self.header.kv_edit_unsupported() => Some(why),
             () if recurrent => Some(gguf::RECURRENT_REASON),
             () if self.is_hybrid() && self.sliding_window().is_some() => {
                 Some("some of its layers are recurrent and others have a sliding window")
             }
-            () if multi_rope.contains(&rope) => Some(gguf::MULTI_ROPE_REASON),
             () if encoder => Some(gguf::ENCODER_REASON),
             () => None,
         }

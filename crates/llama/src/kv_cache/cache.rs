@@ -92,7 +92,7 @@ impl KvCache {
     /// [`KvCacheMode::Recompute`] in any case.
     #[must_use]
     pub fn new(context: LlamaContext, archive: KvArchive, mode: KvCacheMode) -> Self {
-        let mode = if context.can_shift() { mode } else { KvCacheMode::Recompute };
+        let mode = if context.can_edit() { mode } else { KvCacheMode::Recompute };
         let position_limit = LlamaPos::try_from(context.weights().trained_context()).unwrap_or(LlamaPos::MAX);
         let window_limit = context.params().tokens as usize;
         let is_hybrid = context.has_recurrent_states();
@@ -236,7 +236,7 @@ impl KvCache {
             }
         }
         self.apply_k_shift()?;
-        let can_shift = self.context.can_shift();
+        let can_edit = self.context.can_edit();
         let (mut items, mut configs) = (Vec::new(), Vec::new());
         for batch in batches {
             self.select_lane(batch.lane);
@@ -250,9 +250,9 @@ impl KvCache {
             let record_rows = batch.config.rows != TapRows::None;
             // Debug builds verify the whole table at every step.
             let unresolved = || record_rows && (cfg!(debug_assertions) || !table.all_cells_known());
-            let visible_cells = can_shift && (self.table_checks.always || unresolved());
+            let visible_cells = can_edit && (self.table_checks.always || unresolved());
             // Where cells cannot be resolved later, they are recorded from the start.
-            let cells = record_rows || !can_shift || self.table_checks.always;
+            let cells = record_rows || !can_edit || self.table_checks.always;
             configs.push(TapConfig { visible_cells, cells, ..batch.config.clone() });
             let positions = table.next_position()..;
             items.push((table.seq, batch.tokens.iter().zip(positions).enumerate().map(to_item).collect()));
@@ -311,7 +311,7 @@ impl KvCache {
         resolve: bool,
         logits_index: usize,
     ) -> DecodedLane {
-        let can_shift = self.context.can_shift();
+        let can_edit = self.context.can_edit();
         let table = self.lane.active_table_mut();
         let slots_before = table.entries.len();
         let cell = |n: usize| cells.get(n).and_then(|&cell| u32::try_from(cell).ok());
@@ -332,7 +332,7 @@ impl KvCache {
         }
         let rows = self.context.tap().take_rows(part);
         debug_assert!(
-            !can_shift || rows.iter().all(|row| table.attends_only_own_cells(&row.mean)),
+            !can_edit || rows.iter().all(|row| table.attends_only_own_cells(&row.mean)),
             "attention on a cell of another sequence"
         );
         let unrecorded = items.len() - rows.len().min(items.len());

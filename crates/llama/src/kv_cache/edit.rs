@@ -1,16 +1,17 @@
 //! Operations on the cells of the KV cache: save, remove, restore, shift, recompute, compact. Each leaves a correct
 //! sequence table, also when it fails, so that the cached tokens are always known.
 
-use super::cache::{KvCache, KvCacheMode, SCRATCH_SEQ};
+use super::cache::{InputToken, KvCache, KvCacheMode, SCRATCH_SEQ};
 use super::error::KvCacheError;
 use super::history::MainState;
-use super::plan::archived_position;
+use super::plan::{WindowSegment, archived_position};
 use super::window::{KeyedWindow, match_window};
 use crate::attention::TapConfig;
 use crate::cells::{CellEntry, PrefixHash, archive_ranges, contiguous_runs};
 use crate::ffi::{BatchToken, LlamaError, LlamaPos, LlamaToken, SeqId};
 use crate::kv_archive::{KvArchiveEntry, KvArchiveHeader, MAX_ENTRY_TOKENS};
-use halo_core::model::{CacheStats, StepFlow};
+use halo_core::model::{CacheStats, StepFlow, WindowToken};
+use halo_core::token::TokenId;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -74,7 +75,7 @@ impl KvCache {
                     })
                     .count();
                 // A recurrent state can only be dropped as a whole.
-                let keep_prefix = prefix == cached.len() || self.context.can_shift();
+                let keep_prefix = prefix == cached.len() || self.context.can_edit();
                 (if keep_prefix { prefix } else { 0 }..cached.len()).collect()
             }
         }
@@ -281,14 +282,47 @@ impl KvCache {
         Ok(decoded?)
     }
 
-    /// Compaction: closes all holes in the positions of the main sequence with one K-shift.
+    /// Compaction: closes all holes in the positions of the main sequence with one K-shift. Where positions cannot be
+    /// shifted, everything behind the first hole is prefilled again.
     pub fn compact(&mut self) -> Result<(), KvCacheError> {
         self.drop_fork();
+        if !self.context.can_shift() {
+            return self.prefill_behind_hole();
+        }
         let runs = contiguous_runs(&self.lane.main.entries)
             .into_iter()
             .map(|run| (run.clone(), run.start as LlamaPos));
         self.shift_runs(&runs.collect::<Vec<_>>())?;
         self.apply_k_shift()
+    }
+
+    /// Prefills everything behind the first hole in the positions of the main sequence again. If it fails, the cache holds
+    /// the tokens before the one that failed.
+    fn prefill_behind_hole(&mut self) -> Result<(), KvCacheError> {
+        let cached = &self.lane.main.entries;
+        let Some(first) = (0..cached.len()).find(|&n| cached[n].position != n as LlamaPos) else {
+            return Ok(());
+        };
+        let window_token = |entry: &CellEntry| WindowToken {
+            position: None,
+            offset: entry.key.offset,
+            id: TokenId(entry.token.cast_unsigned()),
+            chunk_start: entry.chunk_start,
+        };
+        let tokens: Vec<WindowToken> = cached.iter().map(window_token).collect();
+        let window = KeyedWindow { tokens: &tokens, keys: cached.iter().map(|entry| entry.key).collect() };
+        let mut segments = vec![WindowSegment::Resident(0..tokens.len())];
+        self.cut_segments(&mut segments, first);
+        let from = self.rewind_state(&mut segments, &window, first);
+        let input = |slot: usize| InputToken::new(window.keys[slot], &tokens[slot]);
+        let batch = self.context.params().batch as usize;
+        // The last token is decoded alone, as that of a window.
+        let (others, last): (Vec<_>, _) =
+            ((from..tokens.len() - 1).map(input).collect(), input(tokens.len() - 1));
+        for batch in others.chunks(batch).chain([&[last][..]]) {
+            self.decode(batch, TapConfig::off())?;
+        }
+        Ok(())
     }
 }
 

@@ -29,7 +29,8 @@ impl KvCache {
         self.drop_fork();
         if !was_cached {
             self.make_room(window.len());
-            let segments = self.plan_segments(&keyed);
+            let mut segments = self.plan_segments(&keyed);
+            self.cut_displaced(&mut segments, &keyed, window.len(), None);
             self.place_segments(&segments, &keyed, 0, None, &mut CacheStats::default())?;
         }
         // Shared cells must have their final keys.

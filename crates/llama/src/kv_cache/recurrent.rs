@@ -129,7 +129,7 @@ impl KvCache {
     }
 
     /// Shortens segments to the first `slots` slots, and frees the cells of resident tokens behind them.
-    fn cut_segments(&mut self, segments: &mut Vec<WindowSegment>, slots: usize) {
+    pub(super) fn cut_segments(&mut self, segments: &mut Vec<WindowSegment>, slots: usize) {
         let (mut slot, mut resident) = (0, 0);
         segments.retain_mut(|segment| {
             let (WindowSegment::Resident(range)

@@ -6,7 +6,7 @@ use super::plan::{WindowSegment, archived_position};
 use super::window::KeyedWindow;
 use crate::cells::contiguous_runs;
 use crate::ffi::{LlamaError, LlamaPos};
-use crate::layout::{PositionRun, RunPlacement, assign_positions};
+use crate::layout::{FixedLayout, PositionRun, RunPlacement, assign_fixed_positions, assign_positions};
 use halo_core::model::{CacheStats, StepFlow, WindowToken};
 use std::ops::Range;
 
@@ -78,12 +78,14 @@ impl KvCache {
         self.remove_absent(window, stats)?;
         let mut segments = self.plan_segments(window);
         let prefill_from = self.split_prefill(&mut segments, window);
+        let reserve = answer_budget.min(ANSWER_RESERVE);
+        let prefill_from = self.cut_displaced(&mut segments, window, prefill_from, Some(reserve));
         let prefill_from = self.rewind_state(&mut segments, window, prefill_from);
         let resident: usize = segments.iter().map(WindowSegment::resident_len).sum();
         // Tokens that an earlier try restored or recomputed are resident now, but were not before the sync.
         stats.reused = resident.saturating_sub(stats.restored + stats.recomputed);
         stats.prefilled = window.len() - prefill_from;
-        let ahead = stats.prefilled + answer_budget.min(ANSWER_RESERVE);
+        let ahead = stats.prefilled + reserve;
         self.place_segments(&segments, window, ahead, Some(progress), stats)?;
         if let (Some(conversation), Some(key)) = (&self.lane.conversation, window.keys.get(prefill_from)) {
             self.archive.mark_stale(conversation, *key);
@@ -111,7 +113,8 @@ impl KvCache {
         let window = self.keyed_window(window)?;
         self.drop_fork();
         self.remove_absent(&window, &mut stats)?;
-        let segments = self.plan_segments(&window);
+        let mut segments = self.plan_segments(&window);
+        self.cut_displaced(&mut segments, &window, window.len(), None);
         self.place_segments(&segments, &window, 0, None, &mut stats)?;
         Ok(stats)
     }
@@ -129,6 +132,49 @@ impl KvCache {
         Ok(stats)
     }
 
+    /// Where positions cannot be shifted: makes segments missing whose archived cells have no room at their own position, and
+    /// cuts the segments off where the window has to be prefilled again. `reserve` positions are kept for the answer; without
+    /// it nothing can be decoded, and missing segments are left out. Returns the first slot to prefill.
+    pub(super) fn cut_displaced(
+        &mut self,
+        segments: &mut Vec<WindowSegment>,
+        window: &KeyedWindow<'_>,
+        mut prefill_from: usize,
+        reserve: Option<usize>,
+    ) -> usize {
+        if self.context.can_shift() {
+            return prefill_from;
+        }
+        loop {
+            let (runs, sources) = self.segment_runs(segments, window, reserve.is_some());
+            let ahead = reserve.map_or(0, |reserve| window.len() - prefill_from + reserve);
+            match assign_fixed_positions(&runs, ahead, self.position_limit) {
+                Some(FixedLayout::RecomputeRun(n)) => {
+                    let SegmentRun { segment, range } = &sources[n];
+                    segments[*segment] = WindowSegment::Missing(range.clone());
+                }
+                Some(FixedLayout::PrefillFrom(n)) => {
+                    let SegmentRun { segment, range } = &sources[n];
+                    prefill_from = match segments[*segment] {
+                        WindowSegment::Resident(_) => {
+                            let key = self.lane.main.entries[range.start].key;
+                            window.keys.partition_point(|other| *other < key)
+                        }
+                        WindowSegment::Archived(..) | WindowSegment::Missing(_) => range.start,
+                    };
+                    self.cut_segments(segments, prefill_from);
+                }
+                Some(FixedLayout::Fits(_)) | None => break,
+            }
+        }
+        // The end is prefilled, not recomputed in a fork.
+        while let Some(WindowSegment::Missing(slots)) = segments.last().filter(|_| reserve.is_some()) {
+            prefill_from = slots.start;
+            segments.pop();
+        }
+        prefill_from
+    }
+
     /// Gives every segment its positions: shifts resident cells, restores archived ones, and, if there is a `progress`
     /// callback, recomputes missing ones. `ahead` tokens must fit after them.
     pub(super) fn place_segments(
@@ -140,7 +186,15 @@ impl KvCache {
         stats: &mut CacheStats,
     ) -> Result<(), KvCacheError> {
         let (runs, sources) = self.segment_runs(segments, window, progress.is_some());
-        let Some(starts) = assign_positions(&runs, ahead, self.position_limit) else {
+        let starts = if self.context.can_shift() {
+            assign_positions(&runs, ahead, self.position_limit)
+        } else {
+            match assign_fixed_positions(&runs, ahead, self.position_limit) {
+                Some(FixedLayout::Fits(starts)) => Some(starts),
+                _ => None,
+            }
+        };
+        let Some(starts) = starts else {
             let tokens = runs.iter().map(|run| run.len).sum::<usize>() + ahead;
             return Err(KvCacheError::WindowTooLarge { tokens, limit: self.position_limit as usize });
         };

@@ -22,9 +22,10 @@ fn context_of_hybrid_separates_cells_from_state() {
         let mut context = model.context(256);
         let weights = model.weights();
         assert_eq!((weights.is_hybrid(), weights.kv_edit_unsupported()), (true, None));
-        assert!(context.has_recurrent_states() && context.can_shift());
+        assert!(context.has_recurrent_states() && context.can_edit());
+        assert_eq!(context.can_shift(), model != TinyModel::Qwen35);
         let attention: Vec<bool> = (0..6).map(|layer| context.tap().is_global(layer)).collect();
-        let expected = if model == TinyModel::Lfm2 { [2, 5] } else { [1, 4] };
+        let expected = if model == TinyModel::GraniteHybrid { [1, 4] } else { [2, 5] };
         assert_eq!(attention, [0, 1, 2, 3, 4, 5].map(|layer| expected.contains(&layer)));
         let batch = |from: i32, len: i32| -> Vec<BatchToken> {
             (from..from + len)

@@ -2,7 +2,7 @@
 //! The twin of a recurrent state is the state that was saved when the token was decoded: it has read the same tokens in the
 //! same order, with the same chunks pruned, and was never lost.
 
-use crate::common::{STORY, TinyModel, tap_last_row, tokenize_chunks};
+use crate::common::{STORY, TinyModel, sync_and_decode, tap_last_row, tokenize_chunks};
 use crate::kv_cache_property::{
     CELLS, KvPropertyConversation, MAIN_SEQ, check_against_fresh, chunk_cells, filler_states,
 };
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 const FORK_SEQ: SeqId = SeqId(2);
-pub const HYBRIDS: [TinyModel; 2] = [TinyModel::Lfm2, TinyModel::GraniteHybrid];
+pub const HYBRIDS: [TinyModel; 3] = [TinyModel::Lfm2, TinyModel::GraniteHybrid, TinyModel::Qwen35];
 
 fn open_cache(model: TinyModel, folder: &Path) -> KvCache {
     let limits = KvArchiveLimits { ram: 1 << 20, disk: 1 << 30, folder: Some(folder.to_owned()) };
@@ -187,6 +187,11 @@ fn kv_cache_of_state_space_hybrid_equals_fresh_cache_after_random_steps() {
     check_random_steps(TinyModel::GraniteHybrid, 1000);
 }
 
+#[test]
+fn kv_cache_of_hybrid_with_multi_rope_equals_fresh_cache_after_random_steps() {
+    check_random_steps(TinyModel::Qwen35, 1000);
+}
+
 pub fn join_chunks(chunks: &[Vec<WindowToken>], which: &[usize]) -> Vec<WindowToken> {
     which.iter().flat_map(|&n| chunks[n].clone()).collect()
 }
@@ -321,6 +326,37 @@ fn kv_cache_of_hybrid_recompute_mode_reads_changed_window_again() {
     assert!(same_bits(&fresh.sync_and_prefill(&without).1, &logits));
 }
 
+/// Cells of a hybrid with a sliding window are not edited: every change of the window but new tokens at its end reads all of it
+/// again, and the logits are those of a fresh cache.
+#[test]
+fn kv_cache_of_hybrid_with_sliding_window_equals_fresh_cache_after_random_steps() {
+    let model = TinyModel::Lfm2Sliding;
+    assert!(model.weights().is_hybrid() && model.weights().sliding_window().is_some());
+    let mut conversation = KvPropertyConversation::new(11);
+    let mut cache = model.kv_cache(CELLS);
+    assert_eq!(cache.mode(), KvCacheMode::Recompute);
+    conversation.append(12, 0);
+    let (mut before, mut read_again) = (Vec::new(), 0);
+    for step in 0..150 {
+        let operation = conversation.random_step();
+        let window = conversation.window();
+        let (sync, _, logits) = sync_and_decode(&mut cache, &window).expect("decoded");
+        let expected = if window.len() > before.len() && window.starts_with(&before) {
+            window.len() - before.len()
+        } else {
+            window.len()
+        };
+        assert_eq!(sync.stats.prefilled, expected, "step {step} ({operation}): {:?}", sync.stats);
+        read_again += usize::from(expected == window.len());
+        let (_, _, fresh) = sync_and_decode(&mut model.kv_cache(CELLS), &window).expect("decoded");
+        let (_, kl, same) = compare_logits(&fresh, &logits);
+        // Tokens are read in other batches, which round differently.
+        assert!(same && kl < 1e-6, "step {step} ({operation}): {kl}");
+        before = window;
+    }
+    assert!((75..150).contains(&read_again), "{read_again}");
+}
+
 /// A decode that fails or is cancelled loses the state; the next sync goes on from the state before.
 #[test]
 fn kv_cache_of_hybrid_recovers_from_cancelled_decode() {
@@ -355,7 +391,7 @@ fn kv_cache_of_hybrid_recovers_from_cancelled_decode() {
 /// the same as before.
 #[test]
 fn kv_cache_of_hybrid_resurrects_after_compaction() {
-    for model in HYBRIDS {
+    for model in [TinyModel::Lfm2, TinyModel::GraniteHybrid] {
         let chunks = tokenize_chunks(&STORY);
         let (all, without) = (join_chunks(&chunks, &[0, 1, 2, 3, 4, 5]), join_chunks(&chunks, &[0, 1, 2, 5]));
         let question = [all.clone(), chunks[6].clone()].concat();

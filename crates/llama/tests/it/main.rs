@@ -10,6 +10,7 @@ mod hybrid_model;
 mod kv_cache;
 mod kv_cache_fuzz;
 mod kv_cache_hybrid;
+mod kv_cache_multi_rope;
 mod kv_cache_property;
 mod long_runs;
 mod model;

@@ -27,9 +27,15 @@ fn self_test_decides_whether_kv_cells_are_edited() {
     let window = tokenize_chunks(&STORY[..5]);
     let without = [window[0].clone(), window[1].clone(), window[3].clone(), window[4].clone()].concat();
     let window = window.concat();
-    for model in
-        [TinyModel::Llama, TinyModel::Gemma3, TinyModel::GptOss, TinyModel::Lfm2, TinyModel::GraniteHybrid]
-    {
+    for model in [
+        TinyModel::Llama,
+        TinyModel::Gemma3,
+        TinyModel::GptOss,
+        TinyModel::Lfm2,
+        TinyModel::GraniteHybrid,
+        TinyModel::Qwen2Vl,
+        TinyModel::Qwen35,
+    ] {
         let folder = tempfile::tempdir().expect("a folder");
         let mut passed = open_model(model, folder.path());
         assert_eq!(passed.kv_edit_unsupported(), None, "{model:?}");
@@ -112,7 +118,7 @@ fn self_test_verdict_of_each_architecture_is_as_documented() {
 /// The test finds cells that are not put back, cells of other tokens, and a single flipped bit.
 #[test]
 fn self_test_fails_where_restored_cells_are_wrong() {
-    for model in [TinyModel::Llama, TinyModel::Gemma3, TinyModel::Lfm2] {
+    for model in [TinyModel::Llama, TinyModel::Gemma3, TinyModel::Lfm2, TinyModel::Qwen2Vl] {
         let weights = Arc::new(ModelWeights::load(&model.path(), 0).expect("the model loads"));
         let mut context =
             LlamaContext::new(&weights, context_params(512, KvKeyType::F16)).expect("enough memory");

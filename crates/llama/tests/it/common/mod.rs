@@ -43,6 +43,12 @@ pub enum TinyModel {
     Lfm2,
     /// A hybrid: state space layers (Mamba 2) in four of six layers, and attention without position encoding.
     GraniteHybrid,
+    /// Positions of several parts (M-RoPE), which llama.cpp cannot shift.
+    Qwen2Vl,
+    /// A hybrid with M-RoPE: a gated delta net in four of six layers.
+    Qwen35,
+    /// A hybrid whose attention layers have a sliding window: its cells are not edited.
+    Lfm2Sliding,
 }
 
 impl TinyModel {
@@ -56,6 +62,9 @@ impl TinyModel {
             TinyModel::GraniteHybrid => {
                 test_model("HALO_TEST_TINY_GRANITE_HYBRID", "tiny-granitehybrid.gguf")
             }
+            TinyModel::Qwen2Vl => test_model("HALO_TEST_TINY_QWEN2VL", "tiny-qwen2vl.gguf"),
+            TinyModel::Qwen35 => test_model("HALO_TEST_TINY_QWEN35", "tiny-qwen35.gguf"),
+            TinyModel::Lfm2Sliding => test_model("HALO_TEST_TINY_LFM2_SLIDING", "tiny-lfm2-sliding.gguf"),
         }
     }
 
