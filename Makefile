@@ -42,7 +42,7 @@ soak: doc ## documentation, and the property, fuzz and load tests with many more
 	scripts/kills --kills 200
 	scripts/kills --kills 100 --store postgres
 	scripts/soak-batch --minutes 120
-	HALO_ONE_SHOTS=10000 HALO_LONG_HISTORY=100000 HALO_CASES=1000 scripts/clients
+	HALO_ONE_SHOTS=10000 HALO_LONG_HISTORY=100000 HALO_CASES=1000 HALO_DAMAGED_FILES=500 scripts/clients
 	HALO_CASES=1000 target/venv/bin/python -m pytest -q -p no:cacheprovider tests/soak_clients.py
 	scripts/tool-model
 	scripts/sillytavern
