@@ -5,13 +5,13 @@ import os
 import subprocess
 import sys
 
-from conftest import HALO, MODEL, ROOT
+from conftest import HALO, ROOT
 
 
 def test_eight_clients_at_once(tmp_path):
     result = tmp_path / "result.json"
     command = [sys.executable, ROOT / "scripts/soak-batch", "--minutes", "0.2", "--result", result]
-    env = {**os.environ, "HALO_BIN": str(HALO), "HALO_TEST_MODEL": str(MODEL)}
+    env = {**os.environ, "HALO_BIN": str(HALO), "HALO_TEST_MODEL": str(ROOT / "target/models/tiny-llama.gguf")}
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=600, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(result.read_text())
