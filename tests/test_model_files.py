@@ -213,6 +213,7 @@ ADVICE = [
     "set model.context",
     "set it to",
     "use a smaller model",
+    "choose a smaller model",
     "model.memory",
     "set kv.type",
 ]
