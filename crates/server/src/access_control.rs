@@ -148,11 +148,12 @@ async fn check_host_and_origin(
     let client = peer_ip(request.extensions()).map(|peer| client_address(peer, request.headers(), proxies));
     request.extensions_mut().insert(ClientNetwork(client.map(client_network)));
     let label = RequestLabel::new(request.method(), request.extensions().get::<MatchedPath>(), client);
+    request.extensions_mut().insert(label.clone());
     let response = match guard.reject_host_or_origin(&request) {
         Some(rejection) => rejection_response(rejection, request.uri()),
         None => next.run(request).await,
     };
-    label.log_client_error(&response, api == ApiName::Page);
+    label.log_response(&response, api == ApiName::Page);
     guard.app.metrics.record_request(api, response.status(), started.elapsed());
     response
 }

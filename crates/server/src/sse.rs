@@ -6,6 +6,8 @@
 //! connection alive.
 
 use crate::error::{ApiResult, ErrorResponse};
+use crate::request_log::StreamLabel;
+use axum::Extension;
 use axum::body::{Body, Bytes};
 use axum::http::HeaderName;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -41,6 +43,10 @@ struct StreamPatience {
 
 const PATIENCE: StreamPatience =
     StreamPatience { headers: Duration::from_secs(2), comment: Duration::from_secs(5) };
+
+/// The time between the last event of a stream that failed and the end of its connection: hyper drops what it has not yet written when
+/// a body fails, so a client would get neither the event nor the headers of a stream that fails at once.
+const FLUSH_TIME: Duration = Duration::from_millis(50);
 
 const WAITING_COMMENT: &[u8] = b": waiting\n\n";
 
@@ -116,8 +122,9 @@ fn stream_channel(
     let (events, receiver) = mpsc::unbounded_channel();
     let (ended, end) = oneshot::channel();
     let unread = Arc::new(AtomicUsize::new(0));
-    let stream = EventStream { framing, patience, events: receiver, unread: Arc::clone(&unread), error };
-    (SseSender { framing, events, unread_bytes: unread }, ended, stream.response(end))
+    let (unread_bytes, label) = (Arc::clone(&unread), StreamLabel::default());
+    let stream = EventStream { framing, patience, events: receiver, unread, error, label };
+    (SseSender { framing, events, unread_bytes }, ended, stream.response(end))
 }
 
 /// The reading side of a stream.
@@ -127,6 +134,7 @@ struct EventStream {
     events: mpsc::UnboundedReceiver<Bytes>,
     unread: Arc<AtomicUsize>,
     error: ErrorEvent,
+    label: StreamLabel,
 }
 
 enum SseStreamState {
@@ -161,6 +169,7 @@ impl EventStream {
             (CACHE_CONTROL, "no-cache"),
             (HeaderName::from_static("x-accel-buffering"), "no"),
         ];
+        let label = Extension(self.label.clone());
         let body = stream::unfold((state, self, Some(end)), |(state, mut stream, mut end)| async move {
             let event = match state {
                 SseStreamState::Waiting { commented } => match stream.first_event(commented).await {
@@ -174,6 +183,7 @@ impl EventStream {
                 SseStreamState::Events => stream.events.recv().await,
                 // An error instead of the last HTTP chunk closes the connection without a clean end.
                 SseStreamState::Aborted => {
+                    tokio::time::sleep(FLUSH_TIME).await;
                     let aborted = io::Error::other("the answer was aborted");
                     return Some((Err(aborted), (SseStreamState::Aborted, stream, None)));
                 }
@@ -188,13 +198,13 @@ impl EventStream {
                 Err(_) => ErrorResponse::shutting_down(),
             };
             // The status of the response was sent before.
-            tracing::warn!("a stream failed after its headers: {:?}", failure.kind());
+            stream.label.log_failure(failure.kind());
             let (name, data) = (stream.error)(&failure);
             let event = format_event(stream.framing, name, &data.to_string());
             Some((Ok(event), (SseStreamState::Aborted, stream, None)))
         });
         // Layers may ask for more after the end.
-        Ok((headers, Body::from_stream(body.fuse())).into_response())
+        Ok((headers, label, Body::from_stream(body.fuse())).into_response())
     }
 
     /// Waits for the first event, and comments on it from time to time where the format has comments.

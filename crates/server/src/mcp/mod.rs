@@ -8,8 +8,10 @@ mod tools;
 
 use crate::app::App;
 use crate::error::{ErrorResponse, spawn_blocking};
+use crate::request_log::{RequestLabel, log_mcp_mistake};
 use axum::Router;
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use halo_core::{Error, ErrorKind};
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, GetPromptRequestParams,
@@ -67,9 +69,10 @@ fn protocol_error(error: &ErrorResponse) -> ErrorData {
     }
 }
 
-/// One line for each mistake of a client; the HTTP status of these is 200. It has no words of the client.
-fn log_mistake(what: &str, kind: ErrorKind) {
-    tracing::warn!("MCP request refused: {what}: {kind:?}");
+/// One line for each mistake of a client. On standard input there is no HTTP request, and so no address.
+fn log_mistake(what: &str, kind: ErrorKind, context: &RequestContext<RoleServer>) {
+    let label = context.extensions.get::<Parts>().and_then(|parts| parts.extensions.get::<RequestLabel>());
+    log_mcp_mistake(what, kind, label);
 }
 
 impl ServerHandler for McpServer {
@@ -95,18 +98,18 @@ impl ServerHandler for McpServer {
     async fn call_tool(
         &self,
         request: CallToolRequestParams,
-        _: RequestContext<RoleServer>,
+        context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
         let values = request.arguments.unwrap_or_default();
         let Some(tool) = TOOLS.iter().find(|tool| tool.kind.name() == request.name) else {
             let names = TOOLS.map(|tool| tool.kind.name()).join(", ");
             let message = format!("there is no tool '{}'; use one of {names}", request.name);
-            log_mistake("an unknown tool", ErrorKind::NotFound);
+            log_mistake("an unknown tool", ErrorKind::NotFound, &context);
             return Err(ErrorData::invalid_params(message, None));
         };
         let name = tool.kind.name();
         let arguments = ToolArguments::check(tool, &values).map_err(|message| {
-            log_mistake(name, ErrorKind::InvalidInput);
+            log_mistake(name, ErrorKind::InvalidInput, &context);
             ErrorData::invalid_params(message, None)
         })?;
         let result = match self.run_tool(tool.kind, &arguments).await {
@@ -116,7 +119,7 @@ impl ServerHandler for McpServer {
                 success
             }
             Err(e) => {
-                log_mistake(name, e.kind());
+                log_mistake(name, e.kind(), &context);
                 CallToolResult::error(vec![ContentBlock::text(e.message())])
             }
         };
@@ -144,12 +147,12 @@ impl ServerHandler for McpServer {
     async fn read_resource(
         &self,
         request: ReadResourceRequestParams,
-        _: RequestContext<RoleServer>,
+        context: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
         let app = Arc::clone(&self.app);
         let read = spawn_blocking(move || resources::read(&app, &request.uri)).await;
         let contents = read.map_err(|e| {
-            log_mistake("resources/read", e.kind());
+            log_mistake("resources/read", e.kind(), &context);
             protocol_error(&e)
         })?;
         Ok(ReadResourceResult::new(vec![contents]).into())
@@ -166,11 +169,11 @@ impl ServerHandler for McpServer {
     async fn get_prompt(
         &self,
         request: GetPromptRequestParams,
-        _: RequestContext<RoleServer>,
+        context: RequestContext<RoleServer>,
     ) -> Result<GetPromptResponse, ErrorData> {
         let prompt = prompts::get(&request.name, &request.arguments.unwrap_or_default());
         prompt.map(Into::into).map_err(|message| {
-            log_mistake("prompts/get", ErrorKind::InvalidInput);
+            log_mistake("prompts/get", ErrorKind::InvalidInput, &context);
             ErrorData::invalid_params(message, None)
         })
     }

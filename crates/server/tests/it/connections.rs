@@ -2,6 +2,7 @@
 
 use crate::chat::chat_body;
 use crate::fake::FakeServer;
+use crate::request_log::LogLines;
 use halo_server::{ListenOptions, ServerLimits, serve};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -417,5 +418,39 @@ async fn generations_without_a_key_belong_to_the_address_of_their_client() {
         let forget = json!({ "prompt": "Hello", "max_length": 1 }).to_string();
         server.fake.script_answers(&["end"]);
         from(mine, "POST", "/api/v1/generate", &forget).await;
+    }
+}
+
+/// The status of these is 200, so the line of a refused request does not cover them.
+#[tokio::test]
+async fn log_lines_of_mcp_and_of_streams_name_the_client() {
+    let lines = LogLines::of_process();
+    let limits = ServerLimits {
+        trusted_proxies: vec!["127.0.0.1".parse().expect("an address")],
+        ..ServerLimits::default()
+    };
+    let server = SocketServer::start(limits);
+    let call = json!({ "name": "recall", "arguments": { "query": 7 } });
+    let call = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call });
+    let question = json!([{ "role": "user", "content": "Hello" }]);
+    let chat = json!({ "messages": question, "stream": true });
+    for (path, body, client, expected) in [
+        ("/mcp", call, "192.0.2.71", "MCP request refused: recall: InvalidInput"),
+        (
+            "/v1/chat/completions",
+            chat.clone(),
+            "192.0.2.72",
+            "a stream failed after its headers: POST /v1/chat/completions: Internal",
+        ),
+        ("/api/chat", chat, "192.0.2.73", "a stream failed after its headers: POST /api/chat: Internal"),
+    ] {
+        server.fake.script_failure_after("a word");
+        let accept = "application/json, text/event-stream";
+        let headers = [("x-forwarded-for", client), ("content-type", "application/json"), ("accept", accept)];
+        let (status, text) = server.call("POST", path, &headers, &body.to_string()).await;
+        assert_eq!(status, 200, "{path}: {text}");
+        let expected = format!("{expected}, client {client}");
+        let own: Vec<String> = lines.lines().into_iter().filter(|line| line.contains(client)).collect();
+        assert_eq!(own, [expected], "{path}: {text}");
     }
 }

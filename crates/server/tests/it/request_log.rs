@@ -139,13 +139,14 @@ async fn log_has_one_line_for_each_mistake_of_a_client() {
         (json!({ "name": "read_chunk", "arguments": { "chunk": secret } }), "read_chunk: InvalidInput"),
     ] {
         fake.request("POST", "/mcp", &headers, call(params)).await;
-        assert_eq!(take(), [format!("MCP request refused: {expected}")]);
+        assert_eq!(take(), [format!("MCP request refused: {expected}, client -")]);
     }
     fake.script_failure_after(secret);
     let body = json!({ "messages": [{ "role": "user", "content": "Hello" }], "stream": true });
     let (events, clean) = fake.stream("/v1/chat/completions", &body).await;
     assert!(!clean, "{events:?}");
     let lines = take();
-    assert!(lines.iter().any(|line| line == "a stream failed after its headers: Internal"), "{lines:?}");
+    let failed = "a stream failed after its headers: POST /v1/chat/completions: Internal, client -";
+    assert!(lines.iter().any(|line| line == failed), "{lines:?}");
     assert!(!lines.concat().contains(secret), "{lines:?}");
 }
