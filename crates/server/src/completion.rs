@@ -11,7 +11,7 @@ use axum::http::StatusCode;
 use halo_core::answer_parser::{AnswerDelta, AnswerParts};
 use halo_core::attention::AttentionRequest;
 use halo_core::model::{
-    FinishReason, ModelStep, ModelToken, Prompt, PromptMessage, Sampling, StepFlow, TokenLogprobs,
+    FinishReason, Model, ModelStep, ModelToken, Prompt, PromptMessage, Sampling, StepFlow, TokenLogprobs,
     WindowToken,
 };
 use halo_core::token::{Role, TokenId};
@@ -145,16 +145,26 @@ pub(crate) type OnAnswerProgress = Box<dyn FnMut(Option<&[AnswerDelta]>) -> Step
 
 pub(crate) type OnAnswerEnd = Box<dyn FnOnce(ApiResult<CompletedAnswer>) + Send>;
 
-/// Completes a prompt when the model is free; blocks until it is complete. `while_queued` is called while it waits, with the number
-/// of requests ahead.
+/// Completes a prompt with the default model.
 pub(crate) fn complete(
     app: &App,
     request: &CompletionRequest,
     while_queued: &mut dyn FnMut(usize) -> StepFlow,
     on_step: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
 ) -> ApiResult<FinishReason> {
+    complete_with(app, app.backend.model()?, request, while_queued, on_step)
+}
+
+/// Completes a prompt when the model is free; blocks until it is complete. `while_queued` is called while it waits, with the number
+/// of requests ahead.
+pub(crate) fn complete_with(
+    app: &App,
+    mut model: Box<dyn Model + Send>,
+    request: &CompletionRequest,
+    while_queued: &mut dyn FnMut(usize) -> StepFlow,
+    on_step: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
+) -> ApiResult<FinishReason> {
     let place = app.reserve_queue_place()?;
-    let mut model = app.backend.model()?;
     let context = model.info().context;
     check_prompt_len(request.ids.len(), context)?;
     let max_tokens = request.sampling.max_tokens.min(context - request.ids.len());

@@ -41,9 +41,10 @@ pub(super) async fn chat_completions(
         set_conversation_header(&mut response, NOT_STORED);
         return Ok(response);
     };
-    let others = (request.choice_count > 1).then(|| request.clone());
     let turn = ChatTurn::dispatch(Arc::clone(&app), name, request, (place, check)).await?;
     let name = turn.conversation().to_owned();
+    let others = (turn.request.choice_count > 1)
+        .then(|| ParsedChatRequest { answers_as: Some(name.clone()), ..turn.request.clone() });
     let mut response = match (others, stream) {
         (None, true) => stream_turn(turn, format, include_usage).await?,
         (None, false) => Json(complete_turn(turn, &format).await?).into_response(),

@@ -90,6 +90,8 @@ pub(super) struct ParsedChatRequest {
     pub client: ClientNetwork,
     /// The log-probabilities of the answer.
     pub logprobs: LogprobBuffer,
+    /// The conversation whose model and system prompt an answer has that is not stored; none: those of the settings.
+    pub answers_as: Option<String>,
 }
 
 /// What a chat request is parsed with.

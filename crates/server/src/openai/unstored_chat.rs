@@ -20,6 +20,7 @@ use halo_core::token::Role;
 use halo_core::tool_call::MessagePart;
 use halo_engine::align::{SentMessage, answer_text};
 use halo_engine::chat_format::{AnswerOpening, ChatFormatter};
+use halo_engine::chat_options::ChatOptions;
 use std::cell::RefCell;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -90,15 +91,16 @@ pub(super) fn generate_unstored(
     request: &ParsedChatRequest,
     on_progress: &mut dyn FnMut(Option<&[AnswerDelta]>) -> StepFlow,
 ) -> ApiResult<UnstoredAnswer> {
-    let completion = completion_request(app, request)?;
-    let mut reader = AnswerReader::new(request, &app.backend.model_info().template);
+    let (mut model, system) = answering_model(app, request)?;
+    let completion = completion_request(app, request, &mut *model, &system)?;
+    let mut reader = AnswerReader::new(request, &model.info().template);
     let meter = RefCell::new(UsageMeter::new(completion.ids.len()));
     let on_progress = RefCell::new(on_progress);
     let mut while_queued = |_| {
         meter.borrow_mut().restart();
         (on_progress.borrow_mut())(None)
     };
-    let finish = completion::complete(app, &completion, &mut while_queued, &mut |step| {
+    let finish = completion::complete_with(app, model, &completion, &mut while_queued, &mut |step| {
         meter.borrow_mut().observe(&step);
         if let ModelStep::Logprobs(token) = step {
             request.logprobs.push(token);
@@ -112,22 +114,36 @@ pub(super) fn generate_unstored(
     Ok(UnstoredAnswer { answer: reader.answer(), withheld, finish, usage, reasoning_tokens })
 }
 
+/// The model that answers a request, and its system prompt.
+fn answering_model(app: &App, request: &ParsedChatRequest) -> ApiResult<(Box<dyn Model + Send>, String)> {
+    let default = app.backend.rules().system_prompt;
+    let Some(name) = &request.answers_as else {
+        return Ok((app.backend.model()?, request.system.clone().unwrap_or(default)));
+    };
+    let options = app.with_reader(|store| ChatOptions::load(store, name))?;
+    let system = request.system.clone().or(options.system_prompt).unwrap_or(default);
+    let model = app.backend.chosen_model(name)?.map_or_else(|| app.backend.model(), Ok)?;
+    Ok((model, options.persona.complete_prompt(&system)))
+}
+
 /// The prompt of the request in the chat template of the model.
-fn completion_request(app: &App, request: &ParsedChatRequest) -> ApiResult<CompletionRequest> {
-    let mut model = app.backend.model()?;
-    let rules = app.backend.rules();
-    let system = request.system.clone().unwrap_or(rules.system_prompt);
+fn completion_request(
+    app: &App,
+    request: &ParsedChatRequest,
+    model: &mut dyn Model,
+    system: &str,
+) -> ApiResult<CompletionRequest> {
     let formatter = ChatFormatter {
         template: model.info().template.clone(),
-        system_prompt: system.clone(),
+        system_prompt: system.to_owned(),
         show_dates: false,
-        names: rules.speaker_names,
+        names: app.backend.rules().speaker_names,
     };
     let mut tokens = Vec::new();
     // A remote model gets the functions with its request.
     let tools = if formatter.template.is_empty() { &[] } else { request.tools.as_slice() };
     for text in formatter.preamble_with_tools(tools) {
-        tokens.extend(text.tokenize(&mut *model)?);
+        tokens.extend(text.tokenize(model)?);
     }
     let (mut previous_role, mut messages) = (None, Vec::new());
     if !system.trim().is_empty() {
@@ -135,12 +151,12 @@ fn completion_request(app: &App, request: &ParsedChatRequest) -> ApiResult<Compl
     }
     for message in request.messages.iter().chain(&request.trailing_system) {
         let role = message.role;
-        tokens.extend(formatter.turn_header(role, previous_role, None).tokenize(&mut *model)?);
-        tokens.extend(message_tokens(&formatter, message, &mut *model)?);
+        tokens.extend(formatter.turn_header(role, previous_role, None).tokenize(model)?);
+        tokens.extend(message_tokens(&formatter, message, model)?);
         previous_role = Some(role);
         messages.push(PromptMessage { role, text: answer_text(&message.text, &message.calls) });
     }
-    tokens.extend(formatter.turn_header(Role::Assistant, previous_role, None).tokenize(&mut *model)?);
+    tokens.extend(formatter.turn_header(Role::Assistant, previous_role, None).tokenize(model)?);
     let has_prefill = !request.prefill.is_empty();
     let opening =
         AnswerOpening::new(&formatter.template, &request.sampling, request.skip_reasoning, has_prefill);

@@ -73,6 +73,8 @@ pub struct FakeScript {
     pub samplings: Vec<Sampling>,
     /// The prompts of all answers, as tokens.
     pub prompts: Vec<Vec<TokenId>>,
+    /// The names of the models that gave all answers.
+    pub models: Vec<String>,
 }
 
 pub enum FakeAnswer {
@@ -139,6 +141,7 @@ impl Model for FakeModel {
                 .push(messages.iter().map(|m| format!("{}: {}\n", m.role.name(), m.text)).collect());
             script.samplings.push(sampling.clone());
             script.prompts.push(prompt.window.iter().map(|token| token.id).collect());
+            script.models.push(self.info.name.clone());
             script.answers_given += 1;
             match script.answers.pop_front() {
                 Some(FakeAnswer::Text(text)) => (text, None, script.token_delay),

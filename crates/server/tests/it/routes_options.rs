@@ -168,3 +168,41 @@ async fn requests_are_checked_with_the_model_of_their_conversation() {
     let function = &called.body["choices"][0]["message"]["tool_calls"][0]["function"];
     assert_eq!(function["name"], "clock", "{}", called.body);
 }
+
+/// The further choices of a request have the model, the system prompt and the format of calls of the first one.
+#[tokio::test]
+async fn all_choices_are_those_of_the_model_of_the_conversation() {
+    let mut other_template = ChatTemplate::chatml();
+    other_template.tools.call = CallFormat {
+        open: "[CALLS]".into(),
+        separator: ", ".into(),
+        close: "[/CALLS]".into(),
+        arguments_key: "arguments".into(),
+    };
+    let fake =
+        FakeServer::with_options(FakeOptions { other_template, context: 2000, ..FakeOptions::default() });
+    fake.script_answers(&["Hello to you."]);
+    fake.chat(&chat_body(&["u Hello there, how are you?"]), Some("main")).await;
+    call(&fake, "PUT", "/conversations/main/model", Some(json!({ "model": "other" }))).await;
+    let persona = json!({ "user_name": "Anna" });
+    let options = json!({ "system_prompt": "Speak to {{user}} in verse.", "persona": persona });
+    call(&fake, "PUT", "/conversations/main/options", Some(options)).await;
+    fake.script().windows.clear();
+    fake.script().models.clear();
+    let calls = ["[CALLS]{\"name\": \"clock\", \"arguments\": {}}[/CALLS]"; 2];
+    fake.script_answers(&calls);
+    let mut body = chat_body(&["u Hello there, how are you?", "a Hello to you.", "u And now?"]);
+    body["n"] = json!(2);
+    body["tools"] = json!([{ "type": "function", "function": { "name": "clock" } }]);
+    let response = fake.chat(&body, Some("main")).await;
+    assert_eq!((response.status, response.conversation.as_str()), (200, "main"), "{}", response.body);
+    for choice in 0..2 {
+        let function = &response.body["choices"][choice]["message"]["tool_calls"][0]["function"];
+        assert_eq!(function["name"], "clock", "choice {choice}: {}", response.body);
+    }
+    assert_eq!(fake.script().models, ["other", "other"]);
+    let windows = fake.script().windows.clone();
+    let system = |window: &String| window.lines().next().unwrap_or_default().to_owned();
+    assert!(system(&windows[0]).contains("Speak to Anna in verse."), "{windows:?}");
+    assert_eq!(system(&windows[1]), system(&windows[0]), "{windows:?}");
+}
