@@ -18,6 +18,7 @@ use crate::self_test::find_kv_edit_failure;
 use crate::system_memory;
 use crate::template_runner::TemplateRunner;
 use crate::token_text::{self, MarkerNames};
+use crate::tool_template::with_tools_of;
 use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::model::{
@@ -508,15 +509,23 @@ fn load_chat_template(weights: &ModelWeights, runner: &TemplateRunner) -> Result
         None => Err("the file has none".to_owned()),
         Some(source) => runner.infer(&source, &bos, &end_tokens)?,
     };
-    Ok(match inferred {
+    let template = match inferred {
         // The model wants the BOS token, whether or not the template writes it.
-        Ok(template) if template.start.is_empty() => ChatTemplate { start: bos, ..template },
+        Ok(template) if template.start.is_empty() => ChatTemplate { start: bos.clone(), ..template },
         Ok(template) => template,
         Err(why) => {
             tracing::warn!("the chat template of the model cannot be used: {why}");
             let is_chatml = weights.tokenize("<|im_start|>", true).len() == 1;
             let fallback = if is_chatml { ChatTemplate::chatml() } else { ChatTemplate::plain() };
-            ChatTemplate { start: bos, ..fallback }
+            ChatTemplate { start: bos.clone(), ..fallback }
+        }
+    };
+    let Some(source) = weights.tool_chat_template() else { return Ok(template) };
+    Ok(match runner.infer(&source, &bos, &end_tokens)? {
+        Ok(for_tools) => with_tools_of(template, for_tools),
+        Err(why) => {
+            tracing::debug!("the chat template for functions cannot be used: {why}");
+            template
         }
     })
 }

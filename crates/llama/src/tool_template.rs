@@ -31,12 +31,27 @@ pub(crate) fn infer_tools(
     end_tokens: &[String],
 ) -> ToolFormat {
     let generic = template.tools.clone();
-    let Some(section) = infer_section(renderer, template, has_system) else { return generic };
-    let calls = infer_calls(renderer, template, end_tokens);
-    let Some((call, result, result_separator)) = calls else {
-        return ToolFormat { section: Some(section), ..generic };
-    };
-    ToolFormat { section: Some(section), call, result, result_separator }
+    let section = infer_section(renderer, template, has_system);
+    match infer_calls(renderer, template, end_tokens) {
+        Some((call, result, result_separator)) if section.is_some() => {
+            ToolFormat { section, call, result, result_separator }
+        }
+        // Hermes describes functions in Python. The general instructions teach its format of calls; its results have a role.
+        Some((call, result, result_separator)) if call == generic.call => {
+            ToolFormat { result, result_separator, ..generic }
+        }
+        _ => ToolFormat { section, ..generic },
+    }
+}
+
+/// A template with the functions of another one: some files have one for chats and one for chats with functions. It is left as it is
+/// where it writes functions itself, or where the two write messages in different ways.
+pub(crate) fn with_tools_of(template: ChatTemplate, for_tools: ChatTemplate) -> ChatTemplate {
+    let is_same = (&template.user, &template.assistant) == (&for_tools.user, &for_tools.assistant);
+    match template.tools.section.is_none() && is_same {
+        true => ChatTemplate { tools: for_tools.tools, ..template },
+        false => template,
+    }
 }
 
 /// The system prompt with two functions.
@@ -253,6 +268,7 @@ fn find_object(text: &str, name: &str) -> Option<(std::ops::Range<usize>, String
 
 #[cfg(test)]
 mod tests {
+    use super::with_tools_of;
     use crate::chat_template::infer_template;
     use halo_core::model::{ChatTemplate, MessageWrap};
     use halo_core::tool_call::{CallFormat, ToolDefinition};
@@ -509,6 +525,62 @@ mod tests {
             ("[TOOL_CALLS]", ", ", "]")
         );
         assert_eq!(template.tools.result, wrap("[TOOL_RESULTS] {\"content\": ", "}[/TOOL_RESULTS]"));
+    }
+
+    /// As Hermes 3 has it: functions are described in Python, the last result of a chat ends in another way.
+    const HERMES: &str = r#"{{- bos_token }}{{- '<|im_start|>system\nYou call functions: <tools> ' }}
+{%- for tool in tools %}
+    {{- '{"name": "' + tool.function.name + '", "description": "' + tool.function.name + '() - ' + tool.function.description + '"}\n' }}
+{%- endfor %}
+{{- ' </tools>Call them in <tool_call></tool_call>.<|im_end|>\n' }}
+{%- for message in messages %}
+    {%- if message.role == "assistant" and message.tool_calls is defined %}
+        {{- '<|im_start|>assistant' }}
+        {%- for call in message.tool_calls %}
+            {{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments|tojson }}
+            {{- '}\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.previtem and loop.previtem.role != "tool" %}
+            {{- '<|im_start|>tool\n' }}
+        {%- endif %}
+        {{- '<tool_response>\n' + message.content + '\n</tool_response>' }}
+        {%- if loop.last or loop.nextitem.role != "tool" %}
+            {{- '<|im_end|>\n' }}
+        {%- else %}
+            {{- '\n' }}
+        {%- endif %}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"#;
+
+    const PLAIN: &str = "{{bos_token}}{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] \
+        + '<|im_end|>\n'}}{% endfor %}{% if add_generation_prompt %}{{'<|im_start|>assistant\n'}}{% endif %}";
+
+    #[test]
+    fn tool_template_of_hermes_has_results_of_their_own_role() {
+        let template = infer(HERMES, "<s>", "<|im_end|>");
+        let generic = infer(PLAIN, "<s>", "<|im_end|>");
+        assert_eq!(template.tools.section, None, "its functions are no JSON");
+        assert_eq!(template.tools.call, generic.tools.call);
+        let expected = wrap("<|im_start|>tool\n<tool_response>\n", "\n</tool_response><|im_end|>\n");
+        assert_eq!(template.tools.result, expected);
+        assert_eq!(template.tools.result_separator.as_deref(), Some("\n</tool_response>\n<tool_response>\n"));
+        assert_ne!(generic.tools.result, expected);
+    }
+
+    #[test]
+    fn second_template_gives_its_functions_to_the_first() {
+        let [plain, hermes, qwen] = [PLAIN, HERMES, QWEN].map(|source| infer(source, "<s>", "<|im_end|>"));
+        let joined = with_tools_of(plain.clone(), hermes.clone());
+        assert_eq!(joined, ChatTemplate { tools: hermes.tools.clone(), ..plain.clone() });
+        assert_eq!(with_tools_of(qwen.clone(), hermes), qwen, "it writes functions itself");
+        let llama = infer(LLAMA, "<|begin_of_text|>", "<|eot_id|>");
+        assert_eq!(with_tools_of(plain.clone(), llama), plain, "messages are written in another way");
     }
 
     #[test]

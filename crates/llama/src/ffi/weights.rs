@@ -263,9 +263,20 @@ impl ModelWeights {
     /// The Jinja chat template of the file.
     #[must_use]
     pub fn chat_template(&self) -> Option<String> {
+        self.named_template(None)
+    }
+
+    /// The template for chats with functions, where the file has one beside the other.
+    #[must_use]
+    pub fn tool_chat_template(&self) -> Option<String> {
+        self.named_template(Some(c"tool_use"))
+    }
+
+    fn named_template(&self, name: Option<&CStr>) -> Option<String> {
+        let name = name.map_or(std::ptr::null(), CStr::as_ptr);
         // SAFETY: the model is alive; a null name asks for the default template; the string lives as long as the model.
         let template = unsafe {
-            let text = sys::llama_model_chat_template(self.model.as_ptr(), std::ptr::null());
+            let text = sys::llama_model_chat_template(self.model.as_ptr(), name);
             (!text.is_null()).then(|| CStr::from_ptr(text))
         };
         template.map(|t| t.to_string_lossy().into_owned())
