@@ -31,7 +31,7 @@ check: fmt names deny ## format, lints, names, and the tests that need no model;
 
 test: setup fmt names deny lint unit clients ledger ## everything but the soak tests
 
-soak: doc ## documentation, and the property, fuzz and load tests with many more cases
+soak: doc ## documentation, and the property, fuzz and load tests with many more cases; KOBOLD_LITE=FILE tests that page too
 	scripts/deny
 	HALO_HOSTILE=10000 HALO_RUNS=10000 HALO_FORGET_CASES=300 HALO_KILLS=300 HALO_TEST_THOROUGH=1 $(CARGO) test --workspace --locked
 	HALO_HOSTILE=1000000 $(CARGO) test --workspace --locked --test it hostile_requests
@@ -44,8 +44,10 @@ soak: doc ## documentation, and the property, fuzz and load tests with many more
 	scripts/soak-batch --minutes 120
 	HALO_ONE_SHOTS=10000 HALO_LONG_HISTORY=100000 HALO_CASES=1000 HALO_DAMAGED_FILES=500 scripts/clients
 	HALO_CASES=1000 target/venv/bin/python -m pytest -q -p no:cacheprovider tests/soak_clients.py
+	scripts/published-templates
 	scripts/tool-model
 	scripts/sillytavern
+	[ -z "$(KOBOLD_LITE)" ] || scripts/kobold-lite "$(KOBOLD_LITE)"
 
 setup: ## install missing packages, or print which ones to install
 	@scripts/setup

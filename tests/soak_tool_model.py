@@ -1,4 +1,4 @@
-"""A model that was trained to call functions, with three clients: it decides itself that it calls a function, and answers with its
+"""A model that was trained to call functions, with four clients: it decides itself that it calls a function, and answers with its
 result. `scripts/tool-model` fetches the model and runs this."""
 
 import os
@@ -22,7 +22,10 @@ def tool_server(tmp_path):
     server.stop()
 
 
-@pytest.mark.parametrize("client", ["tool_model_openai.py", "tool_model_langchain.py", "tool_model_vercel.mjs"])
+SCRIPTS = ["tool_model_openai.py", "tool_model_langchain.py", "tool_model_vercel.mjs", "tool_model_pydantic_ai.py"]
+
+
+@pytest.mark.parametrize("client", SCRIPTS)
 def test_model_calls_functions_of(client, tool_server):
     script = ROOT / "tests/clients" / client
     if script.suffix == ".mjs":
