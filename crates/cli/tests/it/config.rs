@@ -163,7 +163,7 @@ fn settings_that_clients_may_change_are_listed() {
         lethe.interval_minutes lethe.hot_days \
         lethe.warm_days lethe.compost_days lethe.grace_days rooms.max_tokens rooms.repetition rooms.jitter \
         rooms.split_paragraphs rooms.telemetry rooms.cooling_tokens rooms.summaries kv.mode kv.type kv.ram kv.disk";
-    let by_hand = "model.path model.fetch model.servers recall.embedder rooms.models rooms.prompts server.listen server.key server.cert \
+    let by_hand = "model.path model.fetch model.servers recall.embedder rooms.models rooms.prompts kv.check server.listen server.key server.cert \
         server.cert_key server.hosts server.origins server.max_body server.rate server.connections \
         server.connections_per_address server.trusted_proxies server.queue server.idle server.open \
         server.otlp";
