@@ -355,7 +355,11 @@ pub fn open_agent_models(
             Some(SummaryMethod::Truncate) | None => None,
         };
         // A script answers in its order.
-        let handles = if scripted { 1 } else { settings.model_parallel.as_usize() };
+        let handles = if !scripted && agents_think_together(remote, settings) {
+            settings.model_parallel.as_usize()
+        } else {
+            1
+        };
         let others = (1..handles).map(|_| model()).collect::<Result<_>>()?;
         let agent_model = AgentModel::new(model()?, count, agent_sampling(settings), !remote);
         let mut agent_model = agent_model.with_handles(others);
@@ -370,6 +374,13 @@ pub fn open_agent_models(
         models.insert(model_ref.name.clone(), agent_model);
     }
     Ok(models)
+}
+
+/// Whether agents whose heartbeats fall together think at the same time. On a CPU they think one by one: the cells of all
+/// agents are then in one KV cache, so that a heartbeat prefills only what is new in its HUD. With a cache for each agent,
+/// the cells of the others are evicted, and whole HUDs are prefilled again.
+fn agents_think_together(remote: bool, settings: &Settings) -> bool {
+    remote || settings.model_gpu_layers.0 > 0
 }
 
 /// Asks a model to summarize text of agents.
@@ -398,7 +409,12 @@ fn run_world(name: &str, beats: Option<u64>, speed: f64, env: &Env) -> Result<()
         if let Some(llama) = loaded.get(&name) {
             return Ok(Box::new(llama.clone()));
         }
-        let llama = wiring::open_local_model(&env, &settings)?;
+        let one_by_one = !agents_think_together(false, &settings);
+        let llama = if one_by_one {
+            wiring::open_local_model(&env, &wiring::one_answer_at_a_time(&settings))?
+        } else {
+            wiring::open_local_model(&env, &settings)?
+        };
         loaded.insert(name, llama.clone());
         Ok(Box::new(llama))
     };
