@@ -39,10 +39,15 @@ impl GraphLayer {
             && next.sinks.is_none();
         let keys = (next.keys.data as usize).checked_sub(self.keys.data as usize);
         let queries = (next.queries as usize).checked_sub(self.queries as usize);
-        // Quantised keys and alignment: distances are whole numbers of floats.
-        let whole = |distance: usize| distance > 0 && distance.is_multiple_of(16);
+        // The backends divide strides by the size of a number, or of a block of quantised ones, so a distance is a whole number
+        // of them. It is also a multiple of the alignment of vector loads.
+        // SAFETY: the type is that of a live tensor.
+        let block_bytes = unsafe { sys::ggml_type_size(self.keys.kind) };
+        let whole = |distance: usize, size: usize| {
+            distance > 0 && distance.is_multiple_of(16) && distance.is_multiple_of(size)
+        };
         let (keys, queries) = (keys?, queries?);
-        (same && whole(keys) && whole(queries)).then_some((keys, queries))
+        (same && whole(keys, block_bytes) && whole(queries, 4)).then_some((keys, queries))
     }
 
     /// The bytes of the scores of all heads.
@@ -364,5 +369,44 @@ impl GraphBuilder {
             let sum = sys::ggml_scale(self.context, sys::ggml_sum_rows(self.context, by_cell), weight);
             sys::ggml_reshape_2d(self.context, sum, cells, 1)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layer(kind: sys::ggml_type, key_address: usize, query_address: usize) -> GraphLayer {
+        let view = |data: usize| TensorView {
+            kind,
+            ne: [64, 256, 3, 1],
+            nb: [2, 204, 68, 52_224],
+            data: std::ptr::without_provenance_mut(data),
+            buffer: std::ptr::null_mut(),
+        };
+        GraphLayer {
+            layer: 0,
+            keys: view(key_address),
+            heads: 9,
+            queries: std::ptr::without_provenance_mut(query_address),
+            query_buffer: std::ptr::null_mut(),
+            head_stride: 256,
+            scoring: Scoring { scale: 0.125, max_bias: 0.0, soft_cap: 0.0 },
+            sinks: None,
+            mask: view(0),
+        }
+    }
+
+    /// A distance that is no whole number of blocks would be cut off, and the keys of another place read.
+    #[test]
+    fn layers_are_merged_only_at_whole_blocks() {
+        let distance =
+            |kind, keys: usize| layer(kind, 4096, 4096).distance(&layer(kind, 4096 + keys, 4096 + 2304));
+        assert_eq!(distance(sys::GGML_TYPE_F16, 4096), Some((4096, 2304)));
+        assert_eq!(distance(sys::GGML_TYPE_Q8_0, 4096), None);
+        assert_eq!(distance(sys::GGML_TYPE_Q8_0, 34 * 128), Some((34 * 128, 2304)));
+        assert_eq!(distance(sys::GGML_TYPE_Q4_0, 34 * 128), None);
+        assert_eq!(distance(sys::GGML_TYPE_Q4_0, 18 * 128), Some((18 * 128, 2304)));
+        assert_eq!(distance(sys::GGML_TYPE_F16, 0), None);
     }
 }
