@@ -252,7 +252,9 @@ impl KvCache {
             let unresolved = || record_rows && (cfg!(debug_assertions) || !table.all_cells_known());
             let visible_cells = can_edit && (self.table_checks.always || unresolved());
             // Where cells cannot be resolved later, they are recorded from the start.
-            let cells = record_rows || !can_edit || self.table_checks.always;
+            // A step without a row records them where the caller asks for it: a later row is then not preceded by a search
+            // for the cells of the whole window.
+            let cells = record_rows || !can_edit || self.table_checks.always || batch.config.cells;
             configs.push(TapConfig { visible_cells, cells, ..batch.config.clone() });
             let positions = table.next_position()..;
             items.push((table.seq, batch.tokens.iter().zip(positions).enumerate().map(to_item).collect()));

@@ -7,9 +7,11 @@ use crate::common::{
 use halo_core::model::{StepFlow, WindowToken};
 use halo_core::testing::logits::compare_logits;
 use halo_core::token::Position;
-use halo_llama::ffi::{KvKeyType, LlamaContext, LlamaError};
+use halo_llama::attention::TapConfig;
+use halo_llama::ffi::{AttentionSource, ContextParams, KvKeyType, LlamaContext, LlamaError};
 use halo_llama::kv_archive::{KvArchive, KvArchiveLimits};
-use halo_llama::kv_cache::{KvCache, KvCacheMode};
+use halo_llama::kv_cache::{InputToken, KvCache, KvCacheMode};
+use halo_llama::token_key::token_keys;
 
 fn join_chunks(chunks: &[Vec<WindowToken>], which: &[usize]) -> Vec<WindowToken> {
     which.iter().flat_map(|&n| chunks[n].clone()).collect()
@@ -79,6 +81,31 @@ fn kv_cache_with_quantized_keys_prune_and_resurrect_is_bit_exact() {
         sync_and_decode(&mut pruning, &question).expect("decoded");
     }
     assert!(bytes[1] < 0.8 * bytes[0] && bytes[2] < 0.7 * bytes[0], "{bytes:?}");
+}
+
+/// Cells can be recorded without a row: then the next row need not look for the cells of the window.
+#[test]
+fn kv_cache_records_cells_in_steps_without_rows() {
+    let window = tokenize_chunks(&STORY[..2]).concat();
+    let keys = token_keys(&window).expect("the window is in order");
+    let tokens: Vec<_> = keys.iter().zip(&window).map(|(key, token)| InputToken::new(*key, token)).collect();
+    for (source, cells) in [
+        (AttentionSource::Softmax, true),
+        (AttentionSource::Queries, true),
+        (AttentionSource::Softmax, false),
+    ] {
+        let params = ContextParams { attention: source, ..context_params(512, KvKeyType::F16) };
+        let context = LlamaContext::new(&TinyModel::Llama.weights(), params).expect("enough memory");
+        let archive = KvArchive::open(KvArchiveLimits::disabled(), 1);
+        let mut cache = KvCache::new(context, archive, KvCacheMode::EditCells);
+        cache.sync_window("main", &window, 1, &mut |_, _| StepFlow::Continue).expect("synced");
+        for token in &tokens {
+            let config = TapConfig { cells, ..TapConfig::off() };
+            cache.decode(std::slice::from_ref(token), config).expect("decoded");
+        }
+        assert_eq!(cache.sequence().entries.len(), tokens.len());
+        assert_eq!(cache.sequence().all_cells_known(), cells, "{source}");
+    }
 }
 
 /// A head that blocks do not divide cannot have quantised keys.
