@@ -91,6 +91,8 @@ pub struct AttentionTap {
     rotates_keys: bool,
     /// Keeps queries where flash attention computes no softmax.
     queries: QueryCapture,
+    /// Nodes of flash attention of the last batch whose queries should have been kept, or whose layer is not known.
+    flash_nodes: usize,
 }
 
 /// What is recorded of one part of a batch.
@@ -144,11 +146,17 @@ impl AttentionTap {
             mask_probe: None,
             rotates_keys: false,
             queries,
+            flash_nodes: 0,
         }
     }
 
     pub(crate) fn queries(&mut self) -> &mut QueryCapture {
         &mut self.queries
+    }
+
+    /// Whether the queries of each node of flash attention in the last batch were kept that a row needs.
+    pub(crate) fn kept_all_layers(&self) -> bool {
+        self.queries.kept_layers().count() == self.flash_nodes
     }
 
     /// Keeps queries without interrupting the graph, as is done on GPUs, or with it, as on CPUs. Rows are the same.
@@ -196,6 +204,7 @@ impl AttentionTap {
         self.parts.clear();
         self.parts.extend(parts.into_iter().map(|(tokens, config)| TapPart::new(tokens, config)));
         self.cells.clear();
+        self.flash_nodes = 0;
         self.queries.begin_batch();
     }
 
@@ -261,6 +270,10 @@ impl AttentionTap {
                 self.wants_layer(layer) || self.wants_mask(layer) || self.mask_probe.is_some()
             }
             GraphNodeKind::FlashAttention(layer) => self.wants_flash_attention(layer, node),
+            GraphNodeKind::UnknownFlashAttention => {
+                self.flash_nodes += 1;
+                false
+            }
             GraphNodeKind::KeyWrite(layer) => {
                 // The cells are an input, so they can be read before the graph runs.
                 if self.wants_cells(layer)
@@ -284,6 +297,7 @@ impl AttentionTap {
             self.observe_mask(layer, &mask, tokens);
         }
         let recorded = self.recorded_tokens(layer, tokens);
+        self.flash_nodes += usize::from(!recorded.is_empty());
         let copies = !recorded.is_empty() && self.queries.keep_queries(node, layer, &recorded);
         copies || (wants_mask && !mask.is_input())
     }
@@ -394,7 +408,7 @@ impl AttentionTap {
                     self.cells.clear();
                 }
             }
-            GraphNodeKind::Other => {}
+            GraphNodeKind::UnknownFlashAttention | GraphNodeKind::Other => {}
         }
     }
 
@@ -487,6 +501,8 @@ enum GraphNodeKind {
     Softmax(usize),
     /// The flash attention of a layer.
     FlashAttention(usize),
+    /// Flash attention that does not tell its layer: its operands were copied to another device.
+    UnknownFlashAttention,
     /// Keys of the batch being written to their cells in a layer.
     KeyWrite(usize),
     Other,
@@ -498,7 +514,8 @@ fn node_kind(node: &GraphNode<'_>) -> GraphNodeKind {
         return layer.map_or(GraphNodeKind::Other, GraphNodeKind::Softmax);
     }
     if node.is_flash_attention() {
-        return flash_attention_layer(node).map_or(GraphNodeKind::Other, GraphNodeKind::FlashAttention);
+        let layer = flash_attention_layer(node);
+        return layer.map_or(GraphNodeKind::UnknownFlashAttention, GraphNodeKind::FlashAttention);
     }
     if node.is_set_rows()
         && let Some(tensor) = node.view_source()

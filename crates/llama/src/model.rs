@@ -182,6 +182,8 @@ impl Llama {
             attention: options.attention_source(),
         };
         let mut context = LlamaContext::new(&weights, params).map_err(load_error)?;
+        // The context may read attention from another source than was asked for.
+        let params = context.params();
         let name = path.file_stem().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
         let fingerprint =
             model_fingerprint(path, &weights, params.key_type, params.attention).map_err(|error| {

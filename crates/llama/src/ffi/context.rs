@@ -17,10 +17,11 @@ use super::log::{ErrorLogSuppressor, WarningLogSuppressor, clear_error, first_er
 use super::node::GraphNode;
 use super::query_capture::QueryCapture;
 use super::recurrent::RecurrentSequences;
-use super::types::{AttentionSource, KvKeyType, LlamaPos, LlamaToken, SeqId};
+use super::types::{AttentionSource, KvKeyType, LlamaPos, LlamaToken, QueriesFailure, SeqId};
 use super::weights::ModelWeights;
-use crate::attention::AttentionTap;
+use crate::attention::{AttentionTap, ReducedAttention, TapConfig, TapRows};
 use crate::system_memory;
+use halo_core::attention::LayerReduction;
 use llama_cpp_sys_2 as sys;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -72,6 +73,8 @@ pub struct LlamaContext {
     pin: Option<SeqId>,
     /// For a hybrid model: its recurrent states.
     pub(super) recurrent: Option<RecurrentSequences>,
+    /// Why attention comes from the softmax, although the queries were asked for.
+    queries_failure: Option<QueriesFailure>,
 }
 
 // SAFETY: llama.cpp allows a context on any thread, one thread at a time; `LlamaContext` is not `Sync`.
@@ -93,8 +96,37 @@ pub struct BatchPart<'a> {
 }
 
 impl LlamaContext {
-    /// Creates a context, if enough memory is free for it.
+    /// Creates a context, if enough memory is free for it. Where attention from queries does not work with this model on
+    /// this device, it comes from the softmax instead: see [`queries_failure`](Self::queries_failure).
     pub fn new(weights: &Arc<ModelWeights>, params: ContextParams) -> Result<Self, LlamaError> {
+        Self::new_with_check(weights, params, Self::check_queries)
+    }
+
+    /// [`new`](Self::new) with another check of the attention from queries, for tests of what follows a failure.
+    pub fn new_with_check(
+        weights: &Arc<ModelWeights>,
+        params: ContextParams,
+        check: impl FnOnce(&mut Self) -> Result<(), QueriesFailure>,
+    ) -> Result<Self, LlamaError> {
+        let mut context = Self::open(weights, params)?;
+        // A model without readable attention has no rows from either source.
+        if params.attention != AttentionSource::Queries || weights.header.attention_unsupported().is_some() {
+            return Ok(context);
+        }
+        let Err(failure) = check(&mut context) else { return Ok(context) };
+        // The memory is needed again.
+        drop(context);
+        tracing::warn!(
+            "attention is read from the softmax, with flash attention off, because the check of model.attention = queries \
+             found that {failure}; set model.attention = softmax to load without the check"
+        );
+        let softmax = ContextParams { attention: AttentionSource::Softmax, ..params };
+        let mut context = Self::open(weights, softmax)?;
+        context.queries_failure = Some(failure);
+        Ok(context)
+    }
+
+    fn open(weights: &Arc<ModelWeights>, params: ContextParams) -> Result<Self, LlamaError> {
         let params = check_params(weights, params)?;
         let extra_seq = SeqId(params.sequences.cast_signed());
         let pin = weights.sliding_window().filter(|_| !weights.is_hybrid()).map(|_| extra_seq);
@@ -151,8 +183,18 @@ impl LlamaContext {
         let can_shift = editable && shiftable;
         let weights = Arc::clone(weights);
         let window = weights.sliding_window();
-        let mut context =
-            Self { context, tap, canceller, weights, params, can_edit, can_shift, pin, recurrent };
+        let mut context = Self {
+            context,
+            tap,
+            canceller,
+            weights,
+            params,
+            can_edit,
+            can_shift,
+            pin,
+            recurrent,
+            queries_failure: None,
+        };
         if can_edit && (context.pin.is_some() || context.recurrent.is_some()) {
             context.find_global_layers(window.unwrap_or(0))?;
         }
@@ -176,6 +218,55 @@ impl LlamaContext {
         let rotates_keys = self.tap().rotates_keys();
         self.recurrent.iter_mut().for_each(|recurrent| recurrent.rotates_keys = rotates_keys);
         decoded
+    }
+
+    /// Checks that rows come from the queries: of a prefill, whose queries are copied, and of a single token, whose queries
+    /// are kept in place. Not every backend has flash attention for every size of heads; where it has not, the node is computed
+    /// on another device, and its operands are copies. The context must be empty, and is empty afterwards.
+    fn check_queries(&mut self) -> Result<(), QueriesFailure> {
+        let seq = SeqId(0);
+        let longest = self.tap().queries().in_place_tokens() + 1;
+        let len = longest.min(self.params.batch as usize).min(self.params.tokens as usize - 1);
+        let vocab_size = self.weights.vocab_size();
+        let token = |n: usize| BatchToken {
+            token: ((n * 7919 + 13) % vocab_size) as LlamaToken,
+            position: n as LlamaPos,
+            logits: false,
+        };
+        let items: Vec<BatchToken> = (0..=len).map(token).collect();
+        let mut check = |batch: &[BatchToken], tokens: usize| {
+            self.tap().configure(TapConfig {
+                rows: TapRows::Last,
+                layers: LayerReduction::Mean,
+                cells: true,
+                visible_cells: true,
+                ..TapConfig::off()
+            });
+            self.decode(seq, batch).map_err(|_| QueriesFailure::Decode)?;
+            let can_edit = self.can_edit;
+            let tap = self.tap();
+            if !tap.kept_all_layers() {
+                return Err(QueriesFailure::Layers);
+            }
+            // Where cells cannot be edited they are not looked for either.
+            let cells_known = tap.visible_cells(0).len() == tokens && tap.batch_cells().len() == batch.len();
+            if can_edit && !cells_known {
+                return Err(QueriesFailure::Cells);
+            }
+            let has_sinks = tap.queries().has_sinks();
+            let row = tap.take_rows(0).pop().ok_or(QueriesFailure::NoRow)?;
+            check_row(&row, can_edit.then(|| tap.visible_cells(0)), has_sinks)
+        };
+        let checked = check(&items[..len], len).and_then(|()| check(&items[len..], len + 1));
+        self.tap().configure(TapConfig::off());
+        let _ = self.seq_rm(seq, -1, -1);
+        checked
+    }
+
+    /// Why attention comes from the softmax, although the queries were asked for: what the check at load found.
+    #[must_use]
+    pub fn queries_failure(&self) -> Option<QueriesFailure> {
+        self.queries_failure
     }
 
     #[must_use]
@@ -462,6 +553,24 @@ impl LlamaContext {
     }
 }
 
+/// Checks a row by cell; `visible` are the cells that its token attends to, in ascending order, where they are known.
+fn check_row(row: &ReducedAttention, visible: Option<&[u32]>, has_sinks: bool) -> Result<(), QueriesFailure> {
+    if row.mean.iter().any(|a| !a.is_finite()) {
+        return Err(QueriesFailure::NotFinite);
+    }
+    let sum: f32 = row.mean.iter().sum();
+    // What goes to attention sinks is missing.
+    let least = if has_sinks { 1e-3 } else { 1.0 - 1e-3 };
+    if !(least..=1.0 + 1e-3).contains(&sum) {
+        return Err(QueriesFailure::Sum);
+    }
+    let is_foreign = |visible: &[u32]| {
+        let seen = |cell: usize| u32::try_from(cell).is_ok_and(|cell| visible.binary_search(&cell).is_ok());
+        row.mean.iter().enumerate().any(|(cell, &a)| a != 0.0 && !seen(cell))
+    };
+    if visible.is_some_and(is_foreign) { Err(QueriesFailure::ForeignCell) } else { Ok(()) }
+}
+
 fn new_tap(weights: &ModelWeights, params: ContextParams) -> AttentionTap {
     let layers = weights.layer_count();
     let sequences = params.sequences as usize;
@@ -527,4 +636,25 @@ unsafe extern "C" fn eval_callback(node: *mut sys::ggml_tensor, ask: bool, data:
         true
     }));
     observed.unwrap_or(!ask)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn row_is_refused_with_its_reason() {
+        let check = |mean: &[f32], has_sinks| {
+            let row = ReducedAttention { mean: mean.to_vec(), max: Vec::new() };
+            check_row(&row, Some(&[0, 2]), has_sinks)
+        };
+        assert_eq!(check(&[0.25, 0.0, 0.75, 0.0], false), Ok(()));
+        assert_eq!(check(&[0.25, 0.0, f32::NAN, 0.0], false), Err(QueriesFailure::NotFinite));
+        assert_eq!(check(&[0.25, 0.0, f32::INFINITY, 0.0], false), Err(QueriesFailure::NotFinite));
+        assert_eq!(check(&[0.25, 0.0, 0.748, 0.0], false), Err(QueriesFailure::Sum));
+        assert_eq!(check(&[0.25, 0.0, 0.752, 0.0], true), Err(QueriesFailure::Sum));
+        assert_eq!(check(&[0.25, 0.0, 0.1, 0.0], true), Ok(()));
+        assert_eq!(check(&[0.0; 4], true), Err(QueriesFailure::Sum));
+        assert_eq!(check(&[0.25, 0.5, 0.25, 0.0], false), Err(QueriesFailure::ForeignCell));
+    }
 }

@@ -26,5 +26,5 @@ pub use context::{BatchPart, BatchToken, ContextParams, LlamaContext};
 pub use device::free_gpu_bytes;
 pub use error::LlamaError;
 pub use sampler::SamplerChain;
-pub use types::{AttentionSource, KvKeyType, LlamaPos, LlamaToken, SeqId};
+pub use types::{AttentionSource, KvKeyType, LlamaPos, LlamaToken, QueriesFailure, SeqId};
 pub use weights::ModelWeights;

@@ -588,6 +588,16 @@ impl QueryCapture {
         self.layers.iter().map(|kept| kept.layer)
     }
 
+    /// Whether a part of the attention of the last batch goes to attention sinks, so that its rows add up to less than 1.
+    pub(crate) fn has_sinks(&self) -> bool {
+        self.layers.iter().any(|kept| kept.sinks.is_some())
+    }
+
+    /// The most tokens of a batch whose queries are kept in place.
+    pub(crate) fn in_place_tokens(&self) -> usize {
+        self.in_place_tokens
+    }
+
     /// How many layers of the last batch were kept in place.
     pub(crate) fn in_place_count(&self) -> usize {
         let in_place = |kept: &&KeptLayer| {

@@ -50,3 +50,22 @@ pub enum AttentionSource {
     /// another way, so cells that were saved with one source are not restored with the other.
     Queries,
 }
+
+/// What the check at load found wrong with rows of attention from queries: then they come from the softmax.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QueriesFailure {
+    #[error("llama.cpp could not compute the check")]
+    Decode,
+    #[error("flash attention of some layers is not computed where their keys are")]
+    Layers,
+    #[error("no row of attention came out")]
+    NoRow,
+    #[error("a row of attention has numbers that are infinite or not numbers")]
+    NotFinite,
+    #[error("a row of attention does not add up to 1")]
+    Sum,
+    #[error("the cells that a token attends to could not be read")]
+    Cells,
+    #[error("a row of attention is on cells that the token cannot attend to")]
+    ForeignCell,
+}

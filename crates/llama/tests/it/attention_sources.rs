@@ -7,7 +7,7 @@ use halo_core::attention::LayerReduction;
 use halo_llama::attention::{LayerHeads, ReducedAttention, TapConfig, TapRows};
 use halo_llama::ffi::{
     AttentionSource, BatchPart, BatchToken, ContextParams, KvKeyType, LlamaContext, LlamaToken, ModelWeights,
-    SeqId,
+    QueriesFailure, SeqId,
 };
 use std::sync::Arc;
 
@@ -23,7 +23,20 @@ const OTHER_SEQ: SeqId = SeqId(1);
 
 fn open(weights: &Arc<ModelWeights>, source: AttentionSource, key_type: KvKeyType) -> LlamaContext {
     let params = ContextParams { sequences: 4, attention: source, ..context_params(512, key_type) };
-    LlamaContext::new(weights, params).expect("enough memory")
+    let context = LlamaContext::new(weights, params).expect("enough memory");
+    // A GPU need not have flash attention for heads as small as those of the small models.
+    let may_fall_back = std::env::var_os("HALO_TEST_GPU_LAYERS").is_some();
+    assert!(
+        context.params().attention == source || may_fall_back,
+        "queries do not work: {:?}",
+        context.queries_failure()
+    );
+    context
+}
+
+/// Whether the check at load passed; if not, rows come from the softmax.
+fn has_queries(context: &LlamaContext) -> bool {
+    context.params().attention == AttentionSource::Queries
 }
 
 fn open_with_queries(weights: &Arc<ModelWeights>, keeping: Keeping, key_type: KvKeyType) -> LlamaContext {
@@ -135,6 +148,7 @@ fn attention_of_queries_agrees_with_softmax_on_every_architecture() {
             check_agreement(&format!("{architecture}, {keeping:?}"), &expected, &rows, tokens.len());
             let in_place = queries.tap().queries_in_place();
             match keeping {
+                _ if !has_queries(&queries) => assert_eq!(in_place, 0, "{architecture}"),
                 Keeping::Copied => assert_eq!(in_place, 0, "{architecture}"),
                 // The queries of these are no tensor of their own.
                 Keeping::InPlace if architecture == "bloom" => assert_eq!(in_place, 0),
@@ -161,7 +175,8 @@ fn attention_of_queries_sums_to_one_on_a_trained_model() {
                 assert!((sum - 1.0).abs() < 1e-4, "{sum}");
             }
             check_agreement(&format!("{key_type}, {keeping:?}"), &expected, &rows, tokens.len());
-            assert_eq!(queries.tap().queries_in_place() > 0, keeping == Keeping::InPlace);
+            let in_place = has_queries(&queries) && keeping == Keeping::InPlace;
+            assert_eq!(queries.tap().queries_in_place() > 0, in_place, "{key_type}");
         }
     }
 }
@@ -230,7 +245,8 @@ fn attention_of_queries_of_several_sequences_in_one_batch() {
         for keeping in [Keeping::InPlace, Keeping::Copied] {
             let mut context = open_with_queries(&model.weights(), keeping, KvKeyType::F16);
             let rows = decode(&mut context);
-            assert_eq!(context.tap().queries_in_place() > 0, keeping == Keeping::InPlace);
+            let in_place = has_queries(&context) && keeping == Keeping::InPlace;
+            assert_eq!(context.tap().queries_in_place() > 0, in_place, "{model:?}");
             // The cells: 69 of one sequence, 57 of the other, then one and three.
             let own = |part: usize, cell: usize| match part {
                 0 => cell < 69 || cell == 126,
@@ -294,6 +310,45 @@ fn logits_are_the_same_with_and_without_kept_queries() {
             let found = logits(open_with_queries(&weights, keeping, KvKeyType::F16));
             assert!(found == expected, "{model:?}, {keeping:?}");
         }
+    }
+}
+
+/// Where the check at load fails, attention comes from the softmax, in a context that is as good as one opened with it.
+#[test]
+fn failed_check_of_queries_falls_back_to_softmax() {
+    let tokens = story_tokens();
+    let weights = TinyModel::Llama.weights();
+    let params = |attention| ContextParams { sequences: 4, attention, ..context_params(512, KvKeyType::F16) };
+    let mut fallen = LlamaContext::new_with_check(&weights, params(AttentionSource::Queries), |_| {
+        Err(QueriesFailure::NotFinite)
+    })
+    .expect("enough memory");
+    assert_eq!(fallen.params().attention, AttentionSource::Softmax);
+    assert_eq!(fallen.queries_failure(), Some(QueriesFailure::NotFinite));
+    let mut softmax = open(&weights, AttentionSource::Softmax, KvKeyType::F16);
+    assert_eq!(softmax.queries_failure(), None);
+    let rows = rows_of(&mut fallen, &tokens[..90], &tap_last_row());
+    assert_eq!(rows, rows_of(&mut softmax, &tokens[..90], &tap_last_row()));
+    assert!(!rows.is_empty());
+}
+
+/// The check leaves nothing behind: cells are given out from the first one.
+#[test]
+fn check_of_queries_leaves_an_empty_context() {
+    let tokens = story_tokens();
+    for architecture in ARCHITECTURES {
+        let weights = load_weights(&tiny_model_path(architecture));
+        let first_cells = |source| {
+            let mut context = open(&weights, source, KvKeyType::F16);
+            context.tap().configure(TapConfig { cells: true, ..tap_last_row() });
+            context.decode(MAIN_SEQ, &items(&tokens[..20], 0)).expect("decoded");
+            context.tap().batch_cells().to_vec()
+        };
+        assert_eq!(
+            first_cells(AttentionSource::Queries),
+            first_cells(AttentionSource::Softmax),
+            "{architecture}"
+        );
     }
 }
 
