@@ -120,9 +120,8 @@ async fn model_of_a_conversation_is_stored() {
     assert_eq!((status, &view["model"]), (200, &Value::Null), "{view}");
 }
 
-/// A request is checked with the model of the conversation that it goes to, whether its header names it or its history.
-#[tokio::test]
-async fn requests_are_checked_with_the_model_of_their_conversation() {
+/// A server whose second model writes its calls between other marks than the first one.
+fn server_with_two_call_formats() -> FakeServer {
     let mut other_template = ChatTemplate::chatml();
     other_template.tools.call = CallFormat {
         open: "[CALLS]".into(),
@@ -130,8 +129,13 @@ async fn requests_are_checked_with_the_model_of_their_conversation() {
         close: "[/CALLS]".into(),
         arguments_key: "arguments".into(),
     };
-    let fake =
-        FakeServer::with_options(FakeOptions { other_template, context: 2000, ..FakeOptions::default() });
+    FakeServer::with_options(FakeOptions { other_template, context: 2000, ..FakeOptions::default() })
+}
+
+/// A request is checked with the model of the conversation that it goes to, whether its header names it or its history.
+#[tokio::test]
+async fn requests_are_checked_with_the_model_of_their_conversation() {
+    let fake = server_with_two_call_formats();
     fake.script().unsupported = vec![SamplingParameter::Dry];
     fake.script().unsupported_by_other = vec![SamplingParameter::TopK];
     fake.script_answers(&["Hello to you."]);
@@ -172,15 +176,7 @@ async fn requests_are_checked_with_the_model_of_their_conversation() {
 /// The further choices of a request have the model, the system prompt and the format of calls of the first one.
 #[tokio::test]
 async fn all_choices_are_those_of_the_model_of_the_conversation() {
-    let mut other_template = ChatTemplate::chatml();
-    other_template.tools.call = CallFormat {
-        open: "[CALLS]".into(),
-        separator: ", ".into(),
-        close: "[/CALLS]".into(),
-        arguments_key: "arguments".into(),
-    };
-    let fake =
-        FakeServer::with_options(FakeOptions { other_template, context: 2000, ..FakeOptions::default() });
+    let fake = server_with_two_call_formats();
     fake.script_answers(&["Hello to you."]);
     fake.chat(&chat_body(&["u Hello there, how are you?"]), Some("main")).await;
     call(&fake, "PUT", "/conversations/main/model", Some(json!({ "model": "other" }))).await;
