@@ -9,7 +9,7 @@ import urllib.parse
 
 import pytest
 
-from conftest import ROOT, wait_for
+from conftest import ROOT, Server, wait_for
 
 CLIENTS = ROOT / "target/clients"
 PYTHON = CLIENTS / "venv/bin/python"
@@ -88,9 +88,17 @@ def wait_until_aborted(server, name):
     assert state["finish_reasons"] == {"1": "aborted"} and state["chunks"][-1]["text"], state
 
 
-def test_pydantic_ai_leaves_a_stream(server):
-    run_script("pydantic_ai_abort.py", server)
-    wait_until_aborted(server, "Tell me everything about herons.")
+@pytest.fixture
+def talkative(tmp_path, remote_model):
+    """A server whose answers take twenty seconds."""
+    server = Server(tmp_path / "data", "recall.mode=lexical", model=remote_model([["word "] * 400], 0.05)).start()
+    yield server
+    server.stop()
+
+
+def test_pydantic_ai_leaves_a_stream(talkative):
+    run_script("pydantic_ai_abort.py", talkative)
+    wait_until_aborted(talkative, "Tell me everything about herons.")
 
 
 def llm_environment(server, folder):
@@ -125,9 +133,9 @@ def test_llm(scripted, tmp_path):
     assert len(vector) == 256 and abs(sum(x * x for x in vector) - 1) < 1e-3, len(vector)
 
 
-def test_llm_leaves_a_stream(server, tmp_path):
+def test_llm_leaves_a_stream(talkative, tmp_path):
     """Ctrl+C while `llm` writes the answer."""
-    env = {**os.environ, **llm_environment(server, tmp_path / "llm"), "PYTHONUNBUFFERED": "1"}
+    env = {**os.environ, **llm_environment(talkative, tmp_path / "llm"), "PYTHONUNBUFFERED": "1"}
     question = "Tell me everything about lakes."
     command = [str(part) for part in (LLM, "prompt", "-m", "halo", "--key", "none", question)]
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -137,4 +145,4 @@ def test_llm_leaves_a_stream(server, tmp_path):
         process.wait(30)
     finally:
         process.kill()
-    wait_until_aborted(server, question)
+    wait_until_aborted(talkative, question)

@@ -179,9 +179,11 @@ impl WaitQueue {
         let share = round / u32::try_from(active.len()).unwrap_or(u32::MAX);
         for (other, served) in &mut self.served {
             served.debt = match other == client {
-                true => (served.debt + took).saturating_sub(round).min(round * MAX_DEBT_ROUNDS),
+                true => (served.debt + took).saturating_sub(round),
                 false => served.debt.saturating_sub(share),
             };
+            // A round gets shorter when the others' requests do.
+            served.debt = served.debt.min(round * MAX_DEBT_ROUNDS);
         }
         self.mean_service = Some((mean * (SERVICE_WINDOW - 1) + took) / SERVICE_WINDOW);
     }
@@ -562,5 +564,19 @@ mod tests {
         assert_eq!(count("short").abs_diff(count("other")), 0, "{served:?}");
         let share = time["long"] as f64 / time["short"] as f64;
         assert!((1.0..2.5).contains(&share), "5 without debts: {share}");
+    }
+
+    /// Short requests of others make rounds shorter, and a debt of long rounds would be one of hundreds.
+    #[test]
+    fn scheduler_limits_a_debt_when_rounds_get_shorter() {
+        let mut queue = ModelScheduler::new(1).queue.into_inner();
+        queue.mean_service = Some(Duration::from_secs(20));
+        queue.served.insert("long".into(), ServedClient::default());
+        queue.settle("long", Duration::from_secs(100));
+        for _ in 0..40 {
+            queue.settle("short", Duration::from_millis(200));
+            let rounds = queue.rounds(queue.served["long"].debt);
+            assert!(rounds <= MAX_DEBT_ROUNDS as usize + 1, "{rounds} rounds");
+        }
     }
 }

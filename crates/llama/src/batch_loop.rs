@@ -84,6 +84,8 @@ struct WaitingJob {
     id: u64,
     request: Box<GenerateRequest>,
     outbox: Outbox,
+    /// It has waited for a common beginning.
+    awaited: bool,
 }
 
 /// The running answers and those that wait for a lane or for cells.
@@ -170,7 +172,12 @@ impl BatchLoop {
     fn take_job(&mut self, job: LlamaJob) {
         match job {
             LlamaJob::Generate { job_id, request, steps } => {
-                self.waiting.push_back(WaitingJob { id: job_id, request, outbox: Outbox::new(steps) });
+                self.waiting.push_back(WaitingJob {
+                    id: job_id,
+                    request,
+                    outbox: Outbox::new(steps),
+                    awaited: false,
+                });
             }
             LlamaJob::Persist { conversation, window, done } => {
                 let persisted = self.catch_panic(|this| {
@@ -216,11 +223,12 @@ impl BatchLoop {
                 n += 1;
                 continue;
             }
-            if self.awaits_beginning(&job.request) {
+            if self.awaits_beginning(n) {
+                self.waiting[n].awaited = true;
                 n += 1;
                 continue;
             }
-            if !self.fits(&job.request) {
+            if !self.fits(&self.waiting[n].request) {
                 return;
             }
             if let Some(job) = self.waiting.remove(n) {
@@ -229,18 +237,20 @@ impl BatchLoop {
         }
     }
 
-    /// Whether a long beginning of the window is being prefilled for another answer: then it is shared when it is complete.
-    fn awaits_beginning(&self, request: &GenerateRequest) -> bool {
+    /// Whether a long beginning of the window of a waiting answer is being prefilled for another one: then it is shared when
+    /// it is complete.
+    fn awaits_beginning(&mut self, waiting: usize) -> bool {
+        let request = &self.waiting[waiting].request;
         let is_prefilling = |job: &&RunningJob| {
             job.end.is_none() && job.outbox.steps.is_empty() && job.generation.is_prefilling()
         };
         let mut prefilling = self.running.iter().filter(is_prefilling);
-        let shares = !request.ephemeral && !self.cache.has_recurrent_state();
-        shares
+        let awaits = !request.ephemeral
             && prefilling.any(|job| {
                 let (common, cached) = job.generation.common_beginning(&request.window);
                 common >= AWAITED_BEGINNING && !cached
-            })
+            });
+        awaits && self.cache.can_share_beginning(&request.conversation, &request.window)
     }
 
     /// Whether there is a lane, and cells for the window and the longest answer. Without running answers there always is.
@@ -252,7 +262,8 @@ impl BatchLoop {
     }
 
     fn start(&mut self, job: WaitingJob) {
-        let WaitingJob { id, request, mut outbox } = job;
+        let WaitingJob { id, request, mut outbox, awaited } = job;
+        self.cache.set_held_lanes_shared(awaited || !self.running.is_empty());
         self.canceller.set_batch_jobs(vec![id]);
         let started = self.catch_panic(|this| {
             if !this.keep_idle_lanes {

@@ -7,6 +7,7 @@ use halo_worlds::runner::{HeartbeatReport, RunnerStep, WorldRunner};
 use halo_worlds::world::WorldChanges;
 use halo_worlds::world_store::WorldStore;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How long a world waits after an error.
@@ -25,7 +26,10 @@ pub(crate) fn open_world(app: &Arc<App>, name: &str) -> Result<Arc<WorldRunner>,
         let runner = Arc::new(WorldRunner::new(store, models, prompts, clock));
         runner.set_paused(true);
         let (listening, world) = (Arc::downgrade(app), name.to_owned());
+        let thinking_shown = Arc::new(AtomicBool::new(false));
+        let shown = Arc::clone(&thinking_shown);
         runner.set_thinking_listener(Box::new(move |agent| {
+            shown.store(true, Ordering::SeqCst);
             if let Some(app) = listening.upgrade() {
                 let (name, thinking) = (world.clone(), Some(agent.0));
                 publish_world_event(&app, ApiWorldEvent { name, thinking, ..ApiWorldEvent::default() });
@@ -34,13 +38,13 @@ pub(crate) fn open_world(app: &Arc<App>, name: &str) -> Result<Arc<WorldRunner>,
         let (app, on_thread, name) = (Arc::clone(app), Arc::clone(&runner), name.to_owned());
         let thread = std::thread::Builder::new()
             .name("halo-world".into())
-            .spawn(move || run_world(&app, &name, on_thread))
+            .spawn(move || run_world(&app, &name, on_thread, &thinking_shown))
             .map_err(|e| Error::internal("starting the thread of a world", e.to_string()))?;
         Ok((runner, thread))
     })
 }
 
-fn run_world(app: &App, name: &str, mut runner: Arc<WorldRunner>) {
+fn run_world(app: &App, name: &str, mut runner: Arc<WorldRunner>, thinking_shown: &AtomicBool) {
     while !runner.is_stopping() {
         let step = runner.run_next(Some(app.host.scheduler()));
         for refusal in runner.take_refusals() {
@@ -54,7 +58,13 @@ fn run_world(app: &App, name: &str, mut runner: Arc<WorldRunner>) {
                 }
                 runner.wait(time);
             }
-            Ok(RunnerStep::Skipped) => runner.wait(PREEMPT_DELAY),
+            Ok(RunnerStep::Skipped) => {
+                // An agent that was preempted is shown as thinking: the page loads the world again.
+                if thinking_shown.swap(false, Ordering::SeqCst) {
+                    publish_world_change(app, name, &WorldChanges::default(), None);
+                }
+                runner.wait(PREEMPT_DELAY);
+            }
             Ok(RunnerStep::Changed(changes)) => publish_world_change(app, name, &changes, None),
             Ok(RunnerStep::Heartbeat(report)) => {
                 publish_world_change(app, name, &report.changes, Some(&report));

@@ -13,7 +13,7 @@ use crate::prompts::WorldPrompts;
 use crate::telemetry::HudMeasurement;
 use crate::user_command::UserCommand;
 use crate::world::{AgentId, AgentState, ParagraphSplit, RoomId, RoomMessage, WorldChanges};
-use crate::world_store::WorldStore;
+use crate::world_store::{WorldStore, agent_kv_key};
 use halo_core::Error;
 use halo_core::model::{OutputConstraint, StepFlow};
 use halo_engine::scheduler::{IdlePermit, ModelScheduler};
@@ -318,7 +318,8 @@ impl WorldRunner {
                 }
                 drop(clock);
                 let group = if is_step { Vec::new() } else { self.due_group(now) };
-                if group.len() > 1 {
+                // An agent that cannot think with others has its turn too.
+                if group.len() > 1 && group.first() == Some(&agent) {
                     return self.run_heartbeats(&group, scheduler);
                 }
                 // World time has jumped: drafts that are due by then come before the heartbeat.
@@ -519,7 +520,7 @@ impl WorldRunner {
     fn kv_key(&self, store: &WorldStore, agent: &AgentState) -> String {
         let world = store.kv_key();
         match self.shared_models.contains(&agent.model) {
-            true => format!("{world}/{}", agent.id),
+            true => agent_kv_key(world, agent.id),
             false => world.to_owned(),
         }
     }

@@ -90,6 +90,24 @@ pub fn world_kv_key(name: &str, created: Millis) -> String {
     format!("world:{name}:{created}")
 }
 
+/// The key under which models keep the KV cache of an agent that can think at the same time as others.
+pub(crate) fn agent_kv_key(world: &str, agent: AgentId) -> String {
+    format!("{world}/{}", agent.0)
+}
+
+/// All keys under which models may keep KV caches of a world: its own and those of its agents, retired ones too.
+///
+/// # Errors
+/// When the store cannot be read.
+pub fn world_kv_keys(store: &mut dyn RowStore, name: &str, created: Millis) -> Result<Vec<String>, Error> {
+    let world = world_kv_key(name, created);
+    let agents = store.load_rows(name, &AGENT_KIND, ALL_KEYS, usize::MAX)?;
+    let ids = agents.iter().filter_map(|row| row.key.parse().ok());
+    let mut keys: Vec<String> = ids.map(|id| agent_kv_key(&world, AgentId(id))).collect();
+    keys.push(world);
+    Ok(keys)
+}
+
 pub fn check_world_name(name: &str) -> Result<(), Error> {
     let is_invalid = name.trim() != name
         || name.is_empty()

@@ -18,6 +18,7 @@ use halo_agents::token_counter::{CeilTokenCounter, TokenCounter};
 use halo_core::model::{Model, Sampling};
 use halo_core::row_store::RowStore;
 use halo_engine::agent::CompletionAgent;
+use halo_llama::ffi::ModelWeights;
 use halo_llama::kv_archive;
 use halo_llama::model::Llama;
 use halo_worlds::agent_model::{AgentModel, ModelTokenCounter};
@@ -376,11 +377,11 @@ pub fn open_agent_models(
     Ok(models)
 }
 
-/// Whether agents whose heartbeats fall together think at the same time. On a CPU they think one by one: the cells of all
+/// Whether agents whose heartbeats fall together think at the same time: with a remote model or on a GPU. On a CPU they think one by one: the cells of all
 /// agents are then in one KV cache, so that a heartbeat prefills only what is new in its HUD. With a cache for each agent,
 /// the cells of the others are evicted, and whole HUDs are prefilled again.
 fn agents_think_together(remote: bool, settings: &Settings) -> bool {
-    remote || settings.model_gpu_layers.0 > 0
+    remote || (settings.model_gpu_layers.0 > 0 && ModelWeights::gpu_is_usable())
 }
 
 /// Asks a model to summarize text of agents.

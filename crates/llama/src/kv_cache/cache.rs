@@ -76,6 +76,8 @@ pub struct KvCache {
     /// saved before would have keys that contradict their positions.
     pub(super) k_shift_pending: bool,
     pub(super) table_checks: TableChecks,
+    /// Whether an answer that starts can share cells of lanes that are held for theirs.
+    pub(super) held_lanes_shared: bool,
 }
 
 /// How often the table of a lane was compared with the cells that llama.cpp lets its last token attend to.
@@ -110,6 +112,7 @@ impl KvCache {
             window_limit,
             k_shift_pending: false,
             table_checks: TableChecks::default(),
+            held_lanes_shared: false,
         }
     }
 

@@ -14,6 +14,8 @@ use super::history::MainState;
 use super::window::KeyedWindow;
 use crate::cells::{CellEntry, SequenceTable};
 use crate::ffi::{LlamaPos, SeqId};
+use crate::token_key::token_keys;
+use halo_core::model::WindowToken;
 use std::time::{Duration, Instant};
 
 /// Fewer common tokens are not worth it.
@@ -175,6 +177,23 @@ impl KvCache {
         Ok(())
     }
 
+    /// Whether an answer that starts can share cells of lanes that are held for theirs. One that is alone on the model computes
+    /// everything itself, however soon after another it comes.
+    pub fn set_held_lanes_shared(&mut self, shared: bool) {
+        self.held_lanes_shared = shared;
+    }
+
+    /// Whether a conversation could share a beginning of its window that another lane computes: it has no cells of its own.
+    pub fn can_share_beginning(&mut self, conversation: &str, window: &[WindowToken]) -> bool {
+        let is_cached = self.lanes().any(|lane| lane.holds(conversation) && !lane.main.entries.is_empty());
+        if is_cached || self.has_recurrent_state() || !self.context.can_shift() {
+            return false;
+        }
+        let first = window.get(..1).and_then(token_keys).and_then(|keys| keys.first().copied());
+        let archived = first.and_then(|key| self.archive.header(conversation, key));
+        archived.is_none_or(|header| header.prefix.is_some())
+    }
+
     /// Lets the selected lane, which is empty, use the cells of the first tokens of a window that another lane has computed
     /// from the same tokens. Only lanes whose conversation is in use count: a conversation that is alone computes everything
     /// itself. The last token of the window is left out, because it is decoded in any case.
@@ -183,7 +202,9 @@ impl KvCache {
             return;
         }
         let tokens = || window.tokens.iter().map(|token| token.id.0.cast_signed()).take(window.len() - 1);
-        let in_use = self.other_lanes.iter_mut().filter(|lane| lane.reserved > 0 || lane.is_held());
+        let held_too = self.held_lanes_shared;
+        let in_use = self.other_lanes.iter_mut();
+        let in_use = in_use.filter(|lane| lane.reserved > 0 || (held_too && lane.is_held()));
         let common = in_use.map(|lane| (lane.main.common_prefix(tokens()), lane));
         let Some((shared, lane)) = common.max_by_key(|(common, _)| *common) else { return };
         // Archived cells were computed in this conversation, perhaps from more than is in the window now: they come first.

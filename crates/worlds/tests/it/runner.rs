@@ -889,6 +889,12 @@ fn run_together(handles: usize, expected: usize, beats: usize) -> (Vec<u32>, usi
     let most = meeting.0.lock().expect("no panic").1;
     let caches = caches.lock().expect("no panic").clone();
     let world = runner.store().world.clone();
+    let keys = world_store::world_kv_keys(&mut *open_store(folder.path()), "w", runner.store().created());
+    let keys = keys.expect("the keys are read");
+    assert!(
+        caches.iter().all(|cache| keys.contains(cache)),
+        "{caches:?} are deleted with the world: {keys:?}"
+    );
     (order, most, caches, world)
 }
 

@@ -160,7 +160,9 @@ pub fn kv_keys_except(
         }
     }
     let worlds = store.list_namespaces()?.into_iter().filter(|known| Some(known.name.as_str()) != world);
-    keys.extend(worlds.map(|known| world_store::world_kv_key(&known.name, known.created)));
+    for known in worlds.collect::<Vec<_>>() {
+        keys.extend(world_store::world_kv_keys(store, &known.name, known.created)?);
+    }
     Ok(keys)
 }
 
