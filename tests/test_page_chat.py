@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import time
 
 import pytest
 from playwright.sync_api import expect
@@ -218,12 +217,56 @@ def test_import_shows_progress_and_worlds(talk, open_chat):
     assert page.evaluate("summary") == (
         "Imported 2 chats and 1 world (under Rooms) from Halo. Not imported: images: 3."
     )
-    # While the server reads the file, the page says so.
-    page.route("**/api/halo/v1/import?*", lambda route: (time.sleep(1.5), route.continue_()))
+    # While the server reads the file, the page says so: the request is held until it was seen.
+    held = []
+    page.route("**/api/halo/v1/import?*", held.append)
     buffer = IMPORTS["messages.json"].encode()
     page.set_input_files("#import-files", files=[{"name": "m.json", "mimeType": "text/plain", "buffer": buffer}])
-    expect(page.locator(".toast.importing progress")).to_be_visible()
+    toast = page.locator(".toast.importing")
+    expect(toast.locator("progress")).to_be_visible()
+    wait_for(lambda: (page.wait_for_timeout(50), held)[1])
+    upload = re.search(r"[?&]id=([^&]+)", held[0].request.url)[1]
+    page.evaluate(
+        "(id) => import('/js/state.js').then(({ handleEvent }) => handleEvent("
+        "{ type: 'import_progress', conversation: '', number: 0, id, done: 3, all: 4 }))",
+        upload,
+    )
+    expect(toast).to_contain_text("Reading m.json: 75 %")
+    held[0].continue_()
     expect(page.locator(".toast", has_text="Imported 1 chat")).to_be_visible()
+
+
+def test_file_larger_than_a_request_is_imported(scripted, open_chat, tmp_path):
+    """`server.max_body` is 16 MiB; a file to import can have what `server.max_import` allows."""
+    server = scripted("Yes.", settings=("recall.mode=lexical", "server.max_import=40 MiB"))
+    page = open_chat(server)
+    # As in an export of ChatGPT, most of it is about the messages, not their text.
+    file = tmp_path / "large.json"
+
+    def exported(n):
+        content = {"content_type": "text", "parts": [f"Where is needle {n}?"]}
+        message = {"author": {"role": "user"}, "content": content, "metadata": {"about": "x" * 1_000_000}}
+        return {"title": f"Needle {n}", "mapping": {"a": {"message": message}}}
+
+    file.write_text(json.dumps([exported(n) for n in range(20)]))
+    assert file.stat().st_size > 16 << 20
+    page.set_input_files("#import-files", str(file))
+    expect(page.locator(".toast.importing")).to_contain_text(re.compile("(Sending|Reading) large.json"))
+    expect(page.locator(".toast", has_text="Imported 20 chats")).to_be_visible(timeout=180_000)
+    expect(page.locator(".turn.user")).to_contain_text("Where is needle")
+    names = {chat["name"] for chat in server.halo("GET", "/conversations")[1]}
+    assert names >= {f"Needle {n}" for n in range(20)}
+    # What is larger still is refused before it is sent, with what can be done.
+    sent = []
+    page.on("request", lambda request: sent.append(request.url) if "/import" in request.url else None)
+    page.evaluate("""() => {
+      const files = new DataTransfer();
+      files.items.add(new File([new Uint8Array(41 << 20)], "huge.json"));
+      dispatchEvent(new DragEvent("drop", { dataTransfer: files, bubbles: true, cancelable: true }));
+    }""")
+    error = page.locator(".toast.error", has_text="huge.json was not imported")
+    expect(error).to_contain_text("server.max_import")
+    assert sent == []
 
 
 def test_chat_in_use_elsewhere_is_read_only(browser, tmp_path, remote_model):

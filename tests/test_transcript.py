@@ -106,35 +106,74 @@ def test_reasoning_is_folded_and_text_has_its_direction(scripted, open_chat):
     assert answer.locator(".text").get_attribute("dir") == "auto"
 
 
+LIT = """() => [1, 2, 3, 4, 5].flatMap((level) => [...(CSS.highlights.get(`attended-${level}`) ?? [])]
+  .map((range) => [range.startContainer.parentElement.closest(".chunk").dataset.chunk,
+                   range.startContainer.data.slice(range.startOffset, range.endOffset).trim()]))"""
+
+
+def point_at(page, message, word):
+    """Moves the pointer to a word of a message."""
+    box = message.evaluate(
+        """(node, word) => {
+      const walker = document.createTreeWalker(node.querySelector(".text"), NodeFilter.SHOW_TEXT);
+      while (walker.nextNode()) {
+        const at = walker.currentNode.data.indexOf(word);
+        if (at < 0) continue;
+        const range = document.createRange();
+        range.setStart(walker.currentNode, at + 1);
+        range.setEnd(walker.currentNode, at + word.length - 1);
+        const { x, y, width, height } = range.getBoundingClientRect();
+        return { x: x + width / 2, y: y + height / 2 };
+      }
+    }""",
+        word,
+    )
+    page.mouse.move(box["x"] - 3, box["y"])
+    page.mouse.move(box["x"], box["y"])
+
+
 def test_word_of_an_answer_lights_what_it_attended_to(scripted, open_chat):
-    server = scripted("Hello.", "The **red fox** is called Rufus, as you said.")
+    server = scripted("Hello.", "The **red fox** is called Rufus, as you said.", "A grey wolf.")
     page = open_chat(server)
     for text in ("The red fox is called Rufus.", "What is the fox called?"):
         server.say("main", text)
     answer = page.locator(".turn.assistant").last
     expect(answer).to_contain_text("as you said")
-    box = page.evaluate("""() => {
-      const walker = document.createTreeWalker(document.querySelector(".turn.last .text"), NodeFilter.SHOW_TEXT);
-      while (walker.nextNode()) {
-        const at = walker.currentNode.data.indexOf("Rufus");
-        if (at < 0) continue;
-        const range = document.createRange();
-        range.setStart(walker.currentNode, at + 1);
-        range.setEnd(walker.currentNode, at + 4);
-        const { x, y, width, height } = range.getBoundingClientRect();
-        return { x: x + width / 2, y: y + height / 2 };
-      }
-    }""")
-    page.mouse.move(box["x"] - 3, box["y"])
-    page.mouse.move(box["x"], box["y"])
-    lit = """() => [1, 2, 3, 4, 5].flatMap((level) => [...(CSS.highlights.get(`attended-${level}`) ?? [])]
-      .map((range) => [range.startContainer.parentElement.closest(".chunk").dataset.chunk,
-                       range.startContainer.data.slice(range.startOffset, range.endOffset).trim()]))"""
-    page.wait_for_function(f"() => ({lit})().length > 0")
-    assert any(chunk == "u0.0" and "Rufus" in text for chunk, text in page.evaluate(lit)), page.evaluate(lit)
+    point_at(page, answer, "Rufus")
+    page.wait_for_function(f"() => ({LIT})().length > 0")
+    assert any(chunk == "u0.0" and "Rufus" in text for chunk, text in page.evaluate(LIT)), page.evaluate(LIT)
     shot(page, "hover")
     page.mouse.move(5, 5)
-    page.wait_for_function(f"() => ({lit})().length === 0")
+    page.wait_for_function(f"() => ({LIT})().length === 0")
+    # An older answer, after a restart, although what it attended to has left the context.
+    server.say("main", "Name another animal.")
+    assert server.halo("POST", "/conversations/main/edits", {"edit": "prune", "chunks": ["u0.0"]})[0] == 200
+    server.stop()
+    server.start()
+    page.goto("about:blank")
+    page.goto(f"{server.url}/#/main")
+    older = page.locator(".turn.assistant", has_text="as you said")
+    expect(older).to_be_visible()
+    expect(page.locator(".chunk.ghost", has_text="Rufus").first).to_be_visible()
+    point_at(page, older, "Rufus")
+    page.wait_for_function(f"() => ({LIT})().length > 0")
+    assert any(chunk == "u0.0" and "Rufus" in text for chunk, text in page.evaluate(LIT)), page.evaluate(LIT)
+
+
+def test_words_without_stored_attention_light_nothing_and_ask_nothing(scripted, open_chat):
+    server = scripted("The red fox is called Rufus.", settings=("trace.attention=0",))
+    server.say("main", "What is the red fox called?")
+    page = open_chat(server)
+    answer = page.locator(".turn.assistant")
+    expect(answer).to_contain_text("Rufus")
+    requests = []
+    page.on("request", lambda request: requests.append(request.url))
+    with page.expect_event("requestfinished", lambda request: "/state" in request.url):
+        point_at(page, answer, "Rufus")
+        page.wait_for_timeout(600)
+        page.evaluate("() => import('/js/state.js').then(({ refresh }) => refresh())")
+    assert not any("/attention/" in url for url in requests), requests
+    assert page.evaluate(LIT) == []
 
 
 def import_messages(server, count, name="long.json"):

@@ -107,7 +107,8 @@ export const api = {
   outline: (name, parts) => call("GET", `${chat(name)}/outline?${query({ parts })}`),
   searchAll: (q, offset = 0) => call("GET", `/search?${query({ q, offset })}`),
   exportConversation: (name, format) => download(`${chat(name)}/export?${query({ format })}`),
-  importFile: (file, name, onProgress) => send(`/import?${query({ file_name: file.name, name })}`, file, onProgress),
+  importFile: (file, name, id, onProgress) =>
+    send(`/import?${query({ file_name: file.name, name, id })}`, file, onProgress),
   deletedConversations: () => call("GET", "/deleted_conversations"),
   restoreConversation: (name) => call("POST", `${chat(name)}/forget/cancel`, {}),
   pendingForgets: (name) => call("GET", `${chat(name)}/forget`),

@@ -34,7 +34,7 @@ export function chunkDetails(panel, { chunk: id }) {
       const text = el("div", { class: "tokens" }, ...tokenNodes);
       const attention = el("div", {});
       if (details.chunk.role === "assistant") {
-        attention.append(el("p", { class: "quiet" }, "Click a token of the latest answer to see its attention."));
+        attention.append(el("p", { class: "quiet" }, "Click a token to see what it attended to."));
         for (const node of tokenNodes) {
           node.tabIndex = 0;
           node.setAttribute("role", "button");

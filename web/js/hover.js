@@ -1,9 +1,10 @@
-// Pointing at a word of the latest answer lights what it attended to. The server keeps the attention of the latest answer only.
+// Pointing at a word of an answer lights what it attended to, in whatever it attended to that is drawn.
 
 import { api } from "./api.js";
 import { on } from "./bus.js";
 import { $ } from "./dom.js";
 import { clearAttention, paintAttention, textMap } from "./light.js";
+import { findMessage } from "./reducers.js";
 import { state } from "./state.js";
 
 const DWELL = 140; // milliseconds that the pointer rests before it asks
@@ -19,7 +20,7 @@ export function init() {
     if (event.pointerType === "touch" || state.running) return;
     clearTimeout(timer);
     const { clientX, clientY, target } = event;
-    const node = /** @type {Element} */ (target).closest?.(".turn.assistant.last .chunk:not(.ghost)");
+    const node = /** @type {Element} */ (target).closest?.(".turn.assistant .chunk");
     if (!node) {
       clear();
       return;
@@ -68,8 +69,12 @@ function sourceIndex(node, x, y) {
 
 async function show(node, x, y) {
   const id = node.dataset.chunk;
-  const at = sourceIndex(node, x, y);
-  if (at < 0) return;
+  const message = findMessage(state, Number(/\d+/.exec(id)[0]));
+  const at = message?.has_attention === false ? -1 : sourceIndex(node, x, y);
+  if (at < 0) {
+    clear();
+    return;
+  }
   const { name } = state;
   try {
     if (!tokensByChunk.has(id)) tokensByChunk.set(id, loadTokens(id));
@@ -86,8 +91,9 @@ async function show(node, x, y) {
         .map(({ chunk, range: [start, end], share }) => ({ chunk, start, end, share })),
       chunks: attention.chunks,
     });
-  } catch {
-    /* An older answer: its attention is not kept. */
+  } catch (error) {
+    // Of an answer that has just ended, the page does not know yet whether its attention is stored.
+    if (error.status === 404 && message && message.has_attention === undefined) message.has_attention = false;
   }
 }
 

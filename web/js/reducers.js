@@ -15,7 +15,8 @@
  * A message of the transcript.
  * @typedef {{
  *   turn: number, role: string, at: number | null, finish_reason?: string | null, premise?: string | null,
- *   used: { id: string, turn: number, text: string }[], speaker?: string | null, variants?: Variant[], chunks: Chunk[],
+ *   used: { id: string, turn: number, text: string }[], speaker?: string | null, variants?: Variant[], has_attention?: boolean,
+ *   chunks: Chunk[],
  * }} Message
  *
  * An answer that is being generated: its text by chunk.

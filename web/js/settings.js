@@ -67,6 +67,8 @@ const LABELS = {
   "server.listen": "Address and port",
   "server.key": "API key",
   "server.max_body": "Largest request",
+  "server.max_import": "Largest import",
+  "trace.attention": "Stored attention of a chat",
   "server.rate": "Requests per second",
 };
 

@@ -6,6 +6,7 @@ import { emit, on } from "./bus.js";
 import { $, ask, count, el, render, time, toast } from "./dom.js";
 import { forgetDrafts, moveDrafts } from "./drafts.js";
 import { openMenu } from "./menu.js";
+import { bytes } from "./models.js";
 import { chatAddress, openConversation, state } from "./state.js";
 import { isUntitled, untitledName } from "./titles.js";
 
@@ -51,6 +52,7 @@ export function init() {
     setOpen(false);
   });
   on("list", reload);
+  on("import", (event) => runningImports.get(event.id)?.(event));
   on("connected", (connected) => connected && load());
   load();
 }
@@ -334,34 +336,40 @@ function initDrop() {
 }
 
 // A chat whose name is taken is imported under another.
-async function importFile(file, onProgress) {
+async function importFile(file, id, onProgress) {
+  const { max_import_bytes: limit } = await api.status();
+  if (file.size > limit)
+    throw new Error(
+      `it has ${bytes(file.size)}, and this server takes ${bytes(limit)}. Raise “Largest import” (server.max_import), or use “halo import”.`,
+    );
   try {
-    return await api.importFile(file, undefined, onProgress);
+    return await api.importFile(file, undefined, id, onProgress);
   } catch (why) {
     if (why.status !== 409) throw why;
     const name = await freeName(file.name.replace(/\.[^.]*$/, "").trim() || "Imported chat");
-    return api.importFile(file, name, onProgress);
+    return api.importFile(file, name, id, onProgress);
   }
 }
 
-// A toast with a bar: how much was sent, then how long the server has been reading it.
+const runningImports = new Map(); // how to show the progress of each import that runs, by its id
+
+// A toast with a bar: how much was sent, then how much of it the server has read.
 function importProgress(file, step) {
+  const id = crypto.getRandomValues(new Uint32Array(2)).join("-");
   const label = el("span", {}, `Importing ${file.name}${step}…`);
   const bar = el("progress", { max: "1", value: "0", "aria-label": `Progress of ${file.name}` });
   const box = el("div", { class: "toast importing" }, label, bar);
   $("toasts").append(box);
-  const started = Date.now();
-  const timer = setInterval(() => {
-    if (bar.hasAttribute("value")) return;
-    label.textContent = `Reading ${file.name}${step}: ${Math.round((Date.now() - started) / 1000)} s`;
-  }, 1000);
+  const show = (verb, done, all) => {
+    bar.value = all ? done / all : 1;
+    label.textContent = `${verb} ${file.name}${step}: ${Math.floor(100 * bar.value)} %`;
+  };
+  runningImports.set(id, ({ done, all }) => show("Reading", done, all));
   return {
-    sent: (done, all) => {
-      if (done < all) bar.value = done / all;
-      else bar.removeAttribute("value");
-    },
+    id,
+    sent: (done, all) => show("Sending", done, all),
     end: () => {
-      clearInterval(timer);
+      runningImports.delete(id);
       box.remove();
     },
   };
@@ -387,7 +395,7 @@ async function importFiles(files) {
   for (const [n, file] of files.entries()) {
     const progress = importProgress(file, files.length > 1 ? ` (${n + 1} of ${files.length})` : "");
     try {
-      const result = await importFile(file, progress.sent);
+      const result = await importFile(file, progress.id, progress.sent);
       names.push(...result.conversations);
       summaries.push(importSummary(result));
       lost ||= Object.keys(result.losses).length > 0;

@@ -161,6 +161,7 @@ export function handleEvent(event) {
     return refresh();
   }
   if (event.type === "model_download") return emit("download", event);
+  if (event.type === "import_progress") return emit("import", event);
   if (["done", "changed", "message_stored"].includes(event.type)) emit("list", event);
   if (event.conversation !== state.name) return emit("elsewhere", event);
   if (pendingEvents) pendingEvents.push(event);

@@ -226,6 +226,7 @@ pub fn conversation_rules(settings: &Settings) -> ConversationRules {
         premise_method: settings.premise_check.as_option(),
         judge_principles: settings.judge_principles(),
         keep_reasoning: settings.reasoning_keep,
+        attention_history_bytes: usize::try_from(settings.trace_attention.0).unwrap_or(usize::MAX),
         forgetting: settings.lethe_cycle.then_some(ForgettingRules { threshold: settings.lethe_pressure.0 }),
     }
 }

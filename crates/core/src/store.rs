@@ -97,11 +97,13 @@ pub enum RecordKind {
     ClientSummary,
     /// A response of OpenAI's Responses API, by its id: which turn it is, without its text.
     Response,
+    /// What the tokens of an answer attended to, by the number of its turn: positions and shares, without text.
+    Attention,
 }
 
 impl RecordKind {
     /// All of them.
-    pub const ALL: [RecordKind; 9] = [
+    pub const ALL: [RecordKind; 10] = [
         RecordKind::Note,
         RecordKind::Setting,
         RecordKind::Capture,
@@ -111,6 +113,7 @@ impl RecordKind {
         RecordKind::SystemPrompt,
         RecordKind::ClientSummary,
         RecordKind::Response,
+        RecordKind::Attention,
     ];
 
     /// The word that stores and exports use.
@@ -126,6 +129,7 @@ impl RecordKind {
             RecordKind::SystemPrompt => "system",
             RecordKind::ClientSummary => "aside",
             RecordKind::Response => "response",
+            RecordKind::Attention => "attention",
         }
     }
 }

@@ -181,26 +181,31 @@ impl AnswerGenerator<'_, '_> {
     }
 
     fn begin_recording(&mut self) {
-        let SessionParts { recorders, model, conversation, .. } = &mut *self.parts;
+        let SessionParts { recorder, attention_history, model, conversation, rules, .. } = &mut *self.parts;
         let timeline = conversation.timeline();
         let turn = timeline.turns().last().map_or(TurnId(0), |turn| turn.id);
         let system_tokens = &model.system_tokens;
         let window = timeline.context_window(system_tokens.len());
-        let errors = recorders.call_all(|recorder| recorder.begin_answer(turn, system_tokens, window));
-        self.progress.announce_recorder_errors(errors);
+        let error = recorder.call(|recorder| recorder.begin_answer(turn, system_tokens, window));
+        // The TTL strategy prunes tokens while others are generated, so a slot has no position for the whole round.
+        let has_fixed_slots = matches!(rules.context.strategy, ScoringStrategy::Magnitude(_));
+        if has_fixed_slots && rules.attention_history_bytes > 0 {
+            attention_history.begin_round(turn, system_tokens.len(), window);
+        } else {
+            attention_history.skip_round();
+        }
+        self.progress.announce_recorder_error(error);
     }
 
     fn end_recording(&mut self) -> Result<(), Error> {
-        let mut captures = Vec::new();
-        let errors = self
-            .parts
-            .recorders
-            .call_all(|recorder| recorder.end_answer().map(|capture| captures.extend(capture)));
-        self.progress.announce_recorder_errors(errors);
-        for (folder, description) in captures {
+        let mut capture = None;
+        let error = self.parts.recorder.call(|recorder| recorder.end_answer().map(|ended| capture = ended));
+        self.progress.announce_recorder_error(error);
+        if let Some((folder, description)) = capture {
             self.parts.conversation.put_record(RecordKind::Capture, &folder, Some(&description))?;
         }
-        Ok(())
+        let SessionParts { attention_history, conversation, rules, .. } = &mut *self.parts;
+        attention_history.end_round(conversation, rules.attention_history_bytes)
     }
 
     /// The sampling of the token after `step` tokens. The seed depends on the turn and the step, so that every turn differs
@@ -245,7 +250,8 @@ impl AnswerGenerator<'_, '_> {
     ) -> Result<Result<FinishReason, Error>, Error> {
         let window = self.parts.context_window();
         let memory_slots = MemorySlots::in_window(&window);
-        let SessionParts { conversation, model, memories, recorders, rules, .. } = &mut *self.parts;
+        let SessionParts { conversation, model, memories, recorder, attention_history, rules, .. } =
+            &mut *self.parts;
         let progress = &mut *self.progress;
         let (kv_key, next_position) =
             (conversation.kv_key().to_owned(), conversation.timeline().next_position());
@@ -263,7 +269,7 @@ impl AnswerGenerator<'_, '_> {
         // The reserve for the answer may be smaller than its maximum.
         let free = model.info().context.saturating_sub(window.len());
         let sampling = &Sampling { max_tokens: sampling.max_tokens.min(free.max(1)), ..sampling.clone() };
-        let (mut store_error, mut recorder_errors) = (None, Vec::new());
+        let (mut store_error, mut recorder_error) = (None, None);
         let is_first_call = timings.total.is_zero();
         let start = Instant::now();
         let finish = model.model.generate(&prompt, sampling, &rules.watch, &mut |step| {
@@ -290,9 +296,11 @@ impl AnswerGenerator<'_, '_> {
                 ModelStep::Token(token, row) => {
                     // A model that does not report its prefill has read the whole window when its first token comes.
                     timings.prefilled.get_or_insert_with(|| (window.len(), start.elapsed()));
-                    let recorded = row.filter(|_| !recorders.is_empty()).map(|row| stream.select_row(row));
-                    recorder_errors
-                        .extend(recorders.call_all(|recorder| recorder.record_token(token, recorded)));
+                    let is_recorded = recorder.is_recording() || attention_history.is_recording();
+                    let recorded = row.filter(|_| is_recorded).map(|row| stream.select_row(row));
+                    attention_history.record_token(recorded);
+                    let failed = recorder.call(|recorder| recorder.record_token(token, recorded));
+                    recorder_error = recorder_error.take().or(failed);
                     match stream.push_token(token, row, &mut conversation.borrow_mut()) {
                         Ok(events) => {
                             timings.overhead += step_start.elapsed();
@@ -315,7 +323,7 @@ impl AnswerGenerator<'_, '_> {
             flow
         });
         timings.total += start.elapsed();
-        progress.announce_recorder_errors(recorder_errors);
+        progress.announce_recorder_error(recorder_error);
         store_error.map_or(Ok(finish), Err)
     }
 

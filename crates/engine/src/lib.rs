@@ -8,6 +8,7 @@ pub mod agent;
 pub mod align;
 mod answer_edit;
 mod answer_stream;
+pub mod attention_history;
 pub mod branch;
 pub mod chat_format;
 mod chat_model;

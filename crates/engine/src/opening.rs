@@ -1,6 +1,7 @@
 //! Opens a conversation for a session: loads it, retokenizes it where the model has changed, and marks a turn that was
 //! interrupted when the program ended.
 
+use crate::attention_history::AttentionHistory;
 use crate::branch;
 use crate::chat_format::ChatFormatter;
 use crate::chat_model::ChatModel;
@@ -12,7 +13,7 @@ use crate::memory::manager::MemoryManager;
 use crate::memory::record::{Memory, load_memories};
 use crate::parts::{AnswerBegin, SessionParts};
 use crate::premise::PremiseChecker;
-use crate::recorder::RecorderSet;
+use crate::recorder::RecorderSlot;
 use crate::retokenize::Retokenizer;
 use crate::rules::ConversationRules;
 use crate::snapshot::SnapshotPublisher;
@@ -100,7 +101,8 @@ pub(crate) fn open_parts(request: OpenRequest<'_>) -> Result<(SessionParts, Vec<
             principles: rules.judge_principles.clone(),
             search_options: rules.recall,
         },
-        recorders: RecorderSet::default(),
+        recorder: RecorderSlot::default(),
+        attention_history: AttentionHistory::default(),
         publisher: SnapshotPublisher::default(),
         conversation,
         rules,

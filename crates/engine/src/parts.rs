@@ -3,13 +3,14 @@
 //! Each part owns its data and knows only the parts that its methods are given. What concerns several of them is here: the
 //! context window and its limits, and what follows a commit.
 
+use crate::attention_history::AttentionHistory;
 use crate::chat_model::ChatModel;
 use crate::chat_options::{CHOSEN_MODEL_KEY, ChatDefaults, PERSONA_KEY, SAMPLING_KEY};
 use crate::conversation::{Conversation, MESSAGE_ID_KEY};
 use crate::memory::manager::MemoryManager;
 use crate::memory::segment::build_window;
 use crate::premise::PremiseChecker;
-use crate::recorder::{RecorderPurpose, RecorderSet};
+use crate::recorder::RecorderSlot;
 use crate::rules::ConversationRules;
 use crate::snapshot::{ConversationState, SnapshotPublisher};
 use crate::window_size::{automatic_window, measured_speed, store_speed};
@@ -42,7 +43,8 @@ pub(crate) struct SessionParts {
     pub recall: Recall,
     pub memories: MemoryManager,
     pub premises: PremiseChecker,
-    pub recorders: RecorderSet,
+    pub recorder: RecorderSlot,
+    pub attention_history: AttentionHistory,
     pub publisher: SnapshotPublisher,
     pub rules: ConversationRules,
     /// The day of the last user message.
@@ -221,7 +223,7 @@ impl SessionParts {
             rank: self.rules.context.policy.rank(),
             index: self.recall.shared_index(),
             search_options: self.rules.recall,
-            recording: self.recorders.contains(RecorderPurpose::Capture),
+            recording: self.recorder.is_recording(),
             forms_memories: self.rules.active_memory_rules().is_some(),
             memories: self.memories.memories().to_vec(),
             placed_memories: self.memories.placed().to_vec(),

@@ -22,45 +22,25 @@ pub trait AnswerRecorder: Send {
     fn end_answer(&mut self) -> Result<Option<(String, String)>, Error>;
 }
 
-/// What a recorder is used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RecorderPurpose {
-    /// The attention view of a running server; kept in memory.
-    Live,
-    Capture,
-}
-
-/// The recorders of a conversation, one for each purpose.
+/// The recorder of a conversation, if its answers are recorded.
 #[derive(Default)]
-pub(crate) struct RecorderSet(Vec<(RecorderPurpose, Box<dyn AnswerRecorder>)>);
+pub(crate) struct RecorderSlot(Option<Box<dyn AnswerRecorder>>);
 
-impl RecorderSet {
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+impl RecorderSlot {
+    pub fn is_recording(&self) -> bool {
+        self.0.is_some()
     }
 
-    pub fn contains(&self, purpose: RecorderPurpose) -> bool {
-        self.0.iter().any(|(other, _)| *other == purpose)
+    pub fn set(&mut self, recorder: Option<Box<dyn AnswerRecorder>>) {
+        self.0 = recorder;
     }
 
-    pub fn set(&mut self, purpose: RecorderPurpose, recorder: Option<Box<dyn AnswerRecorder>>) {
-        self.0.retain(|(other, _)| *other != purpose);
-        self.0.extend(recorder.map(|recorder| (purpose, recorder)));
-    }
-
-    /// Calls every recorder. One that fails is removed; returns the errors.
-    pub fn call_all(
-        &mut self,
-        mut call: impl FnMut(&mut dyn AnswerRecorder) -> Result<(), Error>,
-    ) -> Vec<Error> {
-        let mut errors = Vec::new();
-        self.0.retain_mut(|(_, recorder)| match call(&mut **recorder) {
-            Ok(()) => true,
-            Err(error) => {
-                errors.push(error);
-                false
-            }
-        });
-        errors
+    /// Calls the recorder. One that fails is removed; returns the error.
+    pub fn call(&mut self, call: impl FnOnce(&mut dyn AnswerRecorder) -> Result<(), Error>) -> Option<Error> {
+        let error = call(&mut **self.0.as_mut()?).err();
+        if error.is_some() {
+            self.0 = None;
+        }
+        error
     }
 }

@@ -47,6 +47,8 @@ pub struct ConversationRules {
     pub memory: Option<MemoryRules>,
     /// Whether the reasoning of a finished answer stays in the context window.
     pub keep_reasoning: bool,
+    /// The most bytes of the stored attention of the conversation; 0: none is stored.
+    pub attention_history_bytes: usize,
     /// When a forgetting cycle runs; none: never.
     pub forgetting: Option<ForgettingRules>,
 }

@@ -24,7 +24,7 @@ use crate::opening::{OpenRequest, base_system_prompt, build_system_prompt, join_
 pub use crate::parts::AnswerBegin;
 use crate::parts::SessionParts;
 use crate::premise::PremiseMethod;
-use crate::recorder::{AnswerRecorder, RecorderPurpose};
+use crate::recorder::AnswerRecorder;
 use crate::rules::ConversationRules;
 use crate::snapshot::{ConversationState, SnapshotCell};
 use crate::turn::{self, EditAuthor, TurnCallback, TurnInput, TurnRunner};
@@ -186,9 +186,9 @@ impl Session {
         self.parts.next_message_id = id;
     }
 
-    /// Sets the recorder of a purpose, or removes it.
-    pub fn set_recorder(&mut self, purpose: RecorderPurpose, recorder: Option<Box<dyn AnswerRecorder>>) {
-        self.parts.recorders.set(purpose, recorder);
+    /// Sets the recorder of the answers, or removes it.
+    pub fn set_recorder(&mut self, recorder: Option<Box<dyn AnswerRecorder>>) {
+        self.parts.recorder.set(recorder);
         self.parts.publish();
     }
 
@@ -592,9 +592,9 @@ impl Session {
         cell
     }
 
-    /// Takes over the readers and the recorders of a session of the same conversation.
+    /// Takes over the readers and the recorder of a session of the same conversation.
     pub(crate) fn take_over(&mut self, old: &mut Self, cell: &Arc<SnapshotCell>) {
-        self.parts.recorders = std::mem::take(&mut old.parts.recorders);
+        self.parts.recorder = std::mem::take(&mut old.parts.recorder);
         self.parts.publisher.attach(Arc::clone(cell));
         self.parts.publish();
     }

@@ -48,8 +48,8 @@ impl<'a> TurnProgress<'a> {
     }
 
     /// A recorder that fails is removed; the turn continues.
-    pub fn announce_recorder_errors(&mut self, errors: Vec<Error>) {
-        for error in errors {
+    pub fn announce_recorder_error(&mut self, error: Option<Error>) {
+        if let Some(error) = error {
             self.announce(Event::Notice(format!("the recording of answers has stopped: {error}")));
         }
     }

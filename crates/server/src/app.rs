@@ -1,6 +1,5 @@
 //! The state that all requests share.
 
-use crate::attention_cache::AttentionCache;
 use crate::backend::{Backend, ServerLimits};
 use crate::chat_dispatcher::ChatDispatcher;
 use crate::completion_history::CompletionHistories;
@@ -8,7 +7,7 @@ use crate::error::{ApiResult, ErrorResponse};
 use crate::events::EventHub;
 use crate::forgetting_loop::PressureQueue;
 use crate::generation_log::GenerationLog;
-use crate::halo::RunningDownloads;
+use crate::halo::{MAX_IMPORTS, RunningDownloads};
 use crate::metrics::Metrics;
 use crate::open_worlds::OpenWorlds;
 use crate::otlp::TraceExporter;
@@ -24,7 +23,6 @@ use halo_core::name::is_invisible_control;
 use halo_core::store::{ConversationSummary, RecordKind, Store};
 use halo_engine::event::Event;
 use halo_engine::host::{ConversationHandle, ConversationHost, EventListener, HostLimits};
-use halo_engine::recorder::RecorderPurpose;
 use halo_engine::scheduler::QueuePlace;
 use halo_engine::session::{MESSAGE_ID_KEY, SearchIndexing};
 use halo_engine::snapshot::{ConversationSnapshot, ConversationState, SnapshotCell};
@@ -32,6 +30,7 @@ use halo_recall::recall::SharedIndex;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, OnceLock};
+use tokio::sync::Semaphore;
 
 /// The state that all requests share.
 pub struct App {
@@ -43,10 +42,10 @@ pub struct App {
     pub(crate) completion_histories: CompletionHistories,
     pub(crate) running_completions: RunningCompletions,
     pub(crate) generation_log: Arc<GenerationLog>,
-    pub(crate) attention_cache: AttentionCache,
     pub(crate) state_cache: Arc<StateCache>,
     pub(crate) worlds: OpenWorlds,
     pub(crate) store_probe: StoreProbe,
+    pub(crate) import_permits: Arc<Semaphore>,
     pub(crate) dispatcher: ChatDispatcher,
     pub(crate) response_index: ResponseIndex,
     pub(crate) pressure_queue: Arc<PressureQueue>,
@@ -161,12 +160,9 @@ impl App {
         exporter: Option<TraceExporter>,
     ) -> Arc<Self> {
         let events = Arc::new(EventHub::new(exporter));
-        let attention_cache = AttentionCache::default();
-        let (opener, cache) = (Arc::clone(&backend), attention_cache.clone());
+        let opener = Arc::clone(&backend);
         let open = Box::new(move |name: &str, progress: &mut dyn FnMut(usize, usize)| {
-            let mut session = opener.open_session(name, progress)?;
-            session.set_recorder(RecorderPurpose::Live, Some(cache.recorder(name)));
-            Ok(session)
+            opener.open_session(name, progress)
         });
         let host_limits = HostLimits {
             idle_timeout: limits.idle_timeout,
@@ -192,10 +188,10 @@ impl App {
             completion_histories: CompletionHistories::default(),
             running_completions: RunningCompletions::default(),
             generation_log,
-            attention_cache,
             state_cache,
             worlds: OpenWorlds::default(),
             store_probe: StoreProbe::default(),
+            import_permits: Arc::new(Semaphore::new(MAX_IMPORTS)),
             dispatcher: ChatDispatcher::default(),
             response_index: ResponseIndex::default(),
             pressure_queue,
@@ -430,7 +426,6 @@ impl App {
 
     /// Drops what is cached under the name of a conversation that was erased or renamed.
     pub(crate) fn drop_cached(&self, name: &str) {
-        self.attention_cache.remove(name);
         self.state_cache.remove(name);
         self.response_index.remove_conversation(name);
         self.snapshots.lock().retain(|cached| cached.state.name != name);

@@ -21,7 +21,8 @@ use halo_worlds::world::WorldModelRef;
 use halo_worlds::world_file::WorldFile;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::fs::File;
+use std::io::{BufRead, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 use utoipa::ToSchema;
@@ -78,13 +79,16 @@ pub trait Backend: Send + Sync {
     /// Writes a conversation in Halo's export format, with its log, records and embeddings.
     fn export_conversation(&self, name: &str, out: &mut dyn Write) -> Result<(), Error>;
 
+    /// A file without a name, for an upload. It is deleted when it is closed.
+    fn temporary_file(&self) -> Result<File, Error>;
+
     /// Imports the conversations and worlds of a file of any known format: all of it, or on an error nothing. A file with one
     /// conversation can get another name.
     fn import_conversations(
         &self,
         file_name: &str,
         name: Option<&str>,
-        content: &[u8],
+        content: &mut dyn BufRead,
     ) -> Result<ImportResult, Error>;
 
     /// A recorder that stores the attention of answers in a folder of that name.
@@ -251,6 +255,8 @@ pub struct ServerLimits {
     /// Allowed origins, such as `https://chat.example`.
     pub origins: Vec<String>,
     pub max_body_bytes: usize,
+    /// The maximum size of a file that is imported.
+    pub max_import_bytes: u64,
     /// Rate limit for each address except loopback, and four times as much for each key; 0: no limit.
     pub requests_per_second: u32,
     /// How many connections may be open.
@@ -279,6 +285,7 @@ impl Default for ServerLimits {
             hosts: Vec::new(),
             origins: Vec::new(),
             max_body_bytes: 16 << 20,
+            max_import_bytes: 4 << 30,
             requests_per_second: 50,
             max_connections: 2048,
             max_connections_per_address: 512,

@@ -190,6 +190,14 @@ impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for Js
     }
 }
 
+/// A request body that ended with an error, or that came too slowly.
+pub(crate) fn body_error(what: &str, error: &axum::Error) -> ErrorResponse {
+    if is_caused_by::<SlowBodyError>(error) {
+        return ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, "the request body did not arrive in time");
+    }
+    ErrorResponse::bad_request(format!("{what}: {error}"))
+}
+
 fn is_caused_by<E: std::error::Error + 'static>(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
     causes.any(|cause| cause.is::<E>())

@@ -5,7 +5,6 @@ mod access_control;
 mod answer_source;
 mod api_name;
 mod app;
-mod attention_cache;
 mod backend;
 mod chat_dispatcher;
 mod client_address;

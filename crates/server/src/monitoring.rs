@@ -82,7 +82,6 @@ fn current_gauges(app: &App) -> Registry {
         ("parallel_generations", "The most answers that are generated at once", scheduler.limit()),
         ("event_subscribers", "Subscribers of the event stream", app.events.subscriber_count()),
         ("cached_states", "Conversations whose rendered state is cached", app.state_cache.len()),
-        ("cached_attention_tokens", "Tokens whose attention is cached", app.attention_cache.token_count()),
     ];
     for (name, help, value) in gauges {
         registry.register(name, help, ConstGauge::new(value as i64));

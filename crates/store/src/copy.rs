@@ -50,7 +50,9 @@ impl Database {
         convert: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
     ) -> Result<(), Error> {
         let turns = conversation_copy::copy_turns(self, conversation, Access::Read, convert)?;
-        let records = self.all_records(conversation)?;
+        let mut records = self.all_records(conversation)?;
+        // Other tokens have other positions.
+        records.retain(|(kind, _)| *kind != RecordKind::Attention);
         let written = names::check_conversation_name(kept_as).and_then(|()| {
             self.lock_conversation(conversation)?;
             self.lock_conversation(kept_as)?;
@@ -106,7 +108,8 @@ fn write_copy(
     let last = turns.last().map_or(0, |turn| turn.turn.0);
     for (kind, records) in records {
         for record in records {
-            let later = *kind == RecordKind::Turn && record.key.parse().is_ok_and(|turn: u32| turn > last);
+            let is_by_turn = [RecordKind::Turn, RecordKind::Attention].contains(kind);
+            let later = is_by_turn && record.key.parse().is_ok_and(|turn: u32| turn > last);
             let is_own = *kind == RecordKind::Setting && record.key == ORIGINAL_OF_KEY;
             if !later && !is_own {
                 rows::put_record(sql, id, kind.name(), &record.key, Some(&record.value), record.updated_at)?;

@@ -220,6 +220,7 @@ fn rules(seed: u64) -> ConversationRules {
         premise_method: seed.is_multiple_of(4).then_some(PremiseMethod::Rules),
         judge_principles: Vec::new(),
         keep_reasoning: false,
+        attention_history_bytes: 1 << 20,
         forgetting: None,
     }
 }

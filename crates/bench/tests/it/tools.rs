@@ -301,6 +301,7 @@ fn test_rules() -> ConversationRules {
         premise_method: None,
         judge_principles: Vec::new(),
         keep_reasoning: false,
+        attention_history_bytes: 0,
         forgetting: None,
     }
 }

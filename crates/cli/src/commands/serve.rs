@@ -47,7 +47,8 @@ use halo_worlds::world_file::WorldFile;
 use halo_worlds::world_store;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::fs::File;
+use std::io::{BufRead, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -100,6 +101,7 @@ pub fn run(options: &ServeArgs, env: &Env) -> Result<()> {
         hosts: settings.server_hosts.0.clone(),
         origins: settings.server_origins.0.clone(),
         max_body_bytes: usize::try_from(settings.server_max_body.0).unwrap_or(usize::MAX),
+        max_import_bytes: settings.server_max_import.0,
         requests_per_second: u32::try_from(settings.server_rate.0).unwrap_or(u32::MAX),
         max_queued: settings.server_queue.0 as usize,
         idle_timeout: Duration::from_secs(settings.server_idle.as_usize() as u64),
@@ -375,15 +377,24 @@ impl Backend for CliBackend {
         store.export(name, out, &mut |_, _| {})
     }
 
+    fn temporary_file(&self) -> Result<File, Error> {
+        // The system's folder for temporary files is often in memory, and a file to import can be larger.
+        let created = match self.env.data_dir().filter(|folder| folder.is_dir()) {
+            Some(folder) => tempfile::tempfile_in(folder),
+            None => tempfile::tempfile(),
+        };
+        created.map_err(|e| Error::unavailable("creating a temporary file", e.to_string()))
+    }
+
     fn import_conversations(
         &self,
         file_name: &str,
         name: Option<&str>,
-        content: &[u8],
+        content: &mut dyn BufRead,
     ) -> Result<ImportResult, Error> {
         let mut store = self.env.open_store().map_err(backend_error("opening the store"))?;
         let settings = self.current_settings();
-        let report = import_from_reader(&mut store, &mut &content[..], file_name, "auto", name, &settings)?;
+        let report = import_from_reader(&mut store, content, file_name, "auto", name, &settings)?;
         let (worlds, conversations): (Vec<_>, Vec<_>) =
             report.conversations.into_iter().partition(|imported| imported.is_namespace);
         let names = |imported: Vec<ImportedConversation>| imported.into_iter().map(|one| one.name).collect();
@@ -437,7 +448,9 @@ impl Backend for CliBackend {
         let mut store = self.env.open_store().map_err(&failed)?;
         let created = store.list_namespaces()?.into_iter().find(|entry| entry.name == world);
         if let Some(entry) = created {
-            self.models.delete_kv(&world_store::world_kv_key(&entry.name, entry.created))?;
+            for key in world_store::world_kv_keys(&mut store, &entry.name, entry.created)? {
+                self.models.delete_kv(&key)?;
+            }
         }
         rooms::delete_world(&mut store, world, &self.env).map_err(failed)
     }

@@ -284,6 +284,9 @@ define_settings! {
     /// Record the attention of every Nth step of an answer: statistics and a histogram, for `halo stats` and the page; 0
     /// disables it.
     "trace.interval" [http] trace_interval: IntInRange<0, 1_000_000_000> = IntInRange(50);
+    /// Size limit for the stored attention of one conversation: what each word of an answer attended to, which the page
+    /// shows. A token takes about 50 bytes; beyond the limit, the oldest answers lose theirs; 0 stores none.
+    "trace.attention" [http] trace_attention: ByteSize = ByteSize(4 << 20);
 
     /// How chunks are chosen for pruning: `brightness`; `salience` (of their text: recency, names, references to the
     /// user, structure) for models that report no attention; or as baselines `fifo` (oldest first), `window` (keep the
@@ -417,8 +420,10 @@ define_settings! {
     "server.hosts" server_hosts: ListSetting = ListSetting(Vec::new());
     /// Allowed origins of web pages (CORS), such as `https://chat.example`.
     "server.origins" server_origins: ListSetting = ListSetting(Vec::new());
-    /// Maximum size of a request body.
+    /// Maximum size of a request body, except of files to import.
     "server.max_body" server_max_body: ByteSize = ByteSize(16 << 20);
+    /// Maximum size of a file that is imported on the page or over the API. It is kept in the data folder while it is read.
+    "server.max_import" server_max_import: ByteSize = ByteSize(4 << 30);
     /// Rate limit: requests per second and client address, and four times as many in all with the same API key;
     /// loopback exempt; 0 disables it.
     "server.rate" server_rate: IntInRange<0, 1_000_000> = IntInRange(50);

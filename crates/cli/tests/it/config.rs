@@ -155,7 +155,7 @@ fn settings_that_clients_may_change_are_listed() {
         brightness.score_current_turn brightness.min_confidence brightness.layers brightness.heads \
         brightness.observe_prompt \
         brightness.rank brightness.ties ttl.seed.user ttl.seed.system ttl.seed.tool ttl.seed.llm \
-        ttl.seed.default ttl.max ttl.decay ttl.gain ttl.whole_gain ttl.target trace.interval \
+        ttl.seed.default ttl.max ttl.decay ttl.gain ttl.whole_gain ttl.target trace.interval trace.attention \
         prune.policy prune.fill prune.seed resurrect.brightness resurrect.limit resurrect.user_boost \
         resurrect.floor resurrect.candidates resurrect.preview_tokens recall.mode recall.diversity premise.check \
         premise.principles memory.enabled memory.range_tokens memory.most_tokens memory.tokens memory.delay memory.share \
@@ -164,7 +164,7 @@ fn settings_that_clients_may_change_are_listed() {
         lethe.warm_days lethe.compost_days lethe.grace_days rooms.max_tokens rooms.repetition rooms.jitter \
         rooms.split_paragraphs rooms.telemetry rooms.cooling_tokens rooms.summaries kv.mode kv.type kv.ram kv.disk";
     let by_hand = "model.path model.fetch model.servers recall.embedder rooms.models rooms.prompts kv.check server.listen server.key server.cert \
-        server.cert_key server.hosts server.origins server.max_body server.rate server.connections \
+        server.cert_key server.hosts server.origins server.max_body server.max_import server.rate server.connections \
         server.connections_per_address server.trusted_proxies server.queue server.idle server.open \
         server.otlp";
     let with_access = |access| KEYS.iter().filter(move |key| key.access == access).map(|key| key.name);

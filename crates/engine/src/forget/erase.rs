@@ -16,11 +16,13 @@ use super::target::{
 };
 use super::text_match::MIN_MATCH_CHARS;
 use super::warning::ForgetWarning;
+use crate::attention_history::erase_attention;
 use crate::conversation::{FORGET_COUNT_KEY, load_setting, unloaded_chunks};
 use crate::memory::carry::delete_carried_copies;
 use crate::memory::record::{Memory, lower_formed_until};
 use crate::title::{collapse_whitespace, is_wordless_name};
 use halo_core::Error;
+use halo_core::change::TokenRun;
 use halo_core::store::{Access, ConversationSummary, EraseStore, RecordKind, Store};
 use halo_core::timeline::Timeline;
 use halo_core::token::ChunkId;
@@ -43,6 +45,8 @@ struct Erasure {
     memories: Vec<Memory>,
     /// The chunks with their texts, except those that are erased already.
     texts: Vec<ChunkText>,
+    /// The tokens of the chunks.
+    runs: Vec<TokenRun>,
     /// What else is to be forgotten in the conversation, by other requests.
     other_requests: Vec<PendingForget>,
 }
@@ -72,6 +76,7 @@ pub(super) fn erase_now(
     erasure.append_proofs(&proofs, request)?;
     delete_record_texts(store, name, &erasure.items.records)?;
     delete_response_words(store, name)?;
+    erase_attention(store, name, &erasure.items.chunks, &erasure.runs)?;
     let memory_ids: Vec<u64> = erasure.memories.iter().map(|memory| memory.id).collect();
     let copied = (!erasure.whole_conversation).then_some(memory_ids.as_slice());
     delete_carried_copies(store, &erasure.summary.id, copied)?;
@@ -114,7 +119,9 @@ impl Erasure {
         let memory_ids: Vec<u64> = memories.iter().map(|memory| memory.id).collect();
         let others = remove_from_pending(load_pending(store, name)?, &items.chunks, &memory_ids);
         let other_requests = remove_texts_from_pending(others, &items.records, items.name);
-        Ok(Self { summary, whole_conversation, items, memories, texts, other_requests })
+        let runs =
+            items.chunks.iter().filter_map(|&id| timeline.chunk(id)).map(|chunk| chunk.run()).collect();
+        Ok(Self { summary, whole_conversation, items, memories, texts, runs, other_requests })
     }
 
     fn record_start(&self, store: &mut dyn Store, request: &ForgetRequest) -> Result<(), Error> {

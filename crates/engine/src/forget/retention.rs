@@ -41,6 +41,8 @@ struct RetentionPlan {
     /// Whether every turn is so old that saved KV cells are deleted.
     kv_expired: bool,
     expired_captures: Vec<String>,
+    /// The keys of the stored attention of old answers.
+    expired_attention: Vec<String>,
     expired_turns: Vec<TurnId>,
     expired_months: Vec<String>,
 }
@@ -48,7 +50,8 @@ struct RetentionPlan {
 impl RetentionPlan {
     /// Whether text, recordings or statistics are too old.
     fn is_expired(&self) -> bool {
-        !self.expired_captures.is_empty() || !self.expired_turns.is_empty() || !self.expired_months.is_empty()
+        let is_any_recording = !self.expired_captures.is_empty() || !self.expired_attention.is_empty();
+        is_any_recording || !self.expired_turns.is_empty() || !self.expired_months.is_empty()
     }
 
     fn expired_chunks(&self, timeline: &Timeline) -> Vec<ChunkId> {
@@ -172,6 +175,9 @@ fn prepare_compost(
             writer.put_record(name, RecordKind::Capture, capture, None)?;
         }
     }
+    for key in &plan.expired_attention {
+        writer.put_record(name, RecordKind::Attention, key, None)?;
+    }
     let times: BTreeMap<TurnId, i64> = writer.turn_times(name)?.into_iter().collect();
     let chunks = plan.expired_chunks(&timeline);
     let missing = unloaded_chunks(&timeline, &chunks);
@@ -224,12 +230,16 @@ fn plan_retention(
     let captures = store.records(name, RecordKind::Capture)?.into_iter();
     let captures = captures.filter(|record| is_expired(&record.value)).map(|record| record.key);
     let captures = captures.collect();
+    let attention = store.records(name, RecordKind::Attention)?.into_iter().map(|record| record.key);
+    let is_old = |key: &String| key.parse().is_ok_and(|turn| stage(TurnId(turn)) >= RetentionStage::Warm);
+    let expired_attention = attention.filter(is_old).collect();
     let months = read_compost(store, name)?.into_iter();
     let months =
         months.filter(|(_, (latest, _))| policy.stage_for_age(now - latest) == RetentionStage::Forgotten);
     Ok(RetentionPlan {
         kv_expired: !turns.is_empty() && turns.iter().all(|&turn| stage(turn) >= RetentionStage::Warm),
         expired_captures: captures,
+        expired_attention,
         expired_turns: old.into_iter().filter(has_text).collect(),
         expired_months: months.map(|(month, _)| month).collect(),
     })

@@ -2,6 +2,7 @@
 
 mod align;
 mod answers;
+mod attention_history;
 mod common;
 mod forgetting_cycle;
 mod host;

@@ -13,7 +13,6 @@ use axum::http::StatusCode;
 use halo_core::store::{ConversationSummary, RecordKind};
 use halo_engine::event::ChangeAction;
 use halo_engine::forget::pending as pending_forget;
-use halo_engine::recorder::RecorderPurpose;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
@@ -140,7 +139,7 @@ async fn set_recording(
     })
     .await?;
     run_in_session(&handle, move |session| {
-        session.set_recorder(RecorderPurpose::Capture, recorder);
+        session.set_recorder(recorder);
         Ok(((), Some((ChangeAction::RecordingChanged, Vec::new()))))
     })
     .await?;

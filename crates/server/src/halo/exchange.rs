@@ -6,20 +6,25 @@
 use super::transcript::{ApiTranscriptMessage, read_messages};
 use crate::app::{App, check_conversation_name};
 use crate::backend::ImportResult;
-use crate::error::{ApiError, ApiResult, ErrorResponse, PathParams, QueryParams, spawn_blocking};
+use crate::error::{ApiError, ApiResult, ErrorResponse, PathParams, QueryParams, body_error, spawn_blocking};
 use crate::originals::load_recorded_originals;
+use crate::wire::{ApiEventKind, ApiImportProgress};
 use axum::Json;
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
-use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::header::{CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use futures_util::StreamExt as _;
 use halo_core::store::ConversationSummary;
 use halo_engine::forget::pending::load_pending;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek as _, Write};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -108,28 +113,134 @@ struct ImportQuery {
     file_name: String,
     /// The name of the conversation, for a file with one conversation; without it, the name in the file
     name: Option<String>,
+    /// Events tell how much of the file is read, and have this id; without it there are none
+    id: Option<String>,
 }
 
-/// Imports the conversations of a file of any format that `halo import` reads: all of it, or on an error nothing
+/// Imports the conversations of a file of any format that `halo import` reads: all of it, or on an error nothing. The file can have
+/// as many bytes as `server.max_import` allows
 #[utoipa::path(post, path = "/import", params(ImportQuery), request_body(content = String, content_type = "application/octet-stream"),
-    responses((status = 201, body = ImportResult), (status = 400, body = ApiError), (status = 409, body = ApiError), (status = 413, body = ApiError), (status = 422, body = ApiError), (status = 503, body = ApiError)))]
+    responses((status = 201, body = ImportResult), (status = 400, body = ApiError), (status = 408, body = ApiError), (status = 409, body = ApiError), (status = 413, body = ApiError), (status = 422, body = ApiError), (status = 503, body = ApiError)))]
 async fn import_file(
     State(app): State<Arc<App>>,
     QueryParams(query): QueryParams<ImportQuery>,
-    content: Result<Bytes, BytesRejection>,
+    headers: HeaderMap,
+    body: Body,
 ) -> ApiResult<Response> {
-    let content = content.map_err(|rejection| {
-        let message = format!("the file cannot be read: {rejection}; import large files with `halo import`");
-        ErrorResponse::new(rejection.status(), message)
-    })?;
     if let Some(name) = &query.name {
         check_conversation_name("name", name)?;
     }
+    let permit = Arc::clone(&app.import_permits).try_acquire_owned().map_err(|_| {
+        let message = format!("{MAX_IMPORTS} files are being imported already: try again when one is done");
+        ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, message)
+    })?;
+    let length = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let file = receive_file(&app, body, length).await?;
     spawn_blocking(move || {
-        let result = app.backend.import_conversations(&query.file_name, query.name.as_deref(), &content)?;
+        // A client that has left does not end the import.
+        let _permit = permit;
+        let UploadedFile { file, bytes } = file;
+        let progress = |done| {
+            if let Some(id) = query.id.clone() {
+                let event = ApiEventKind::ImportProgress(ApiImportProgress { id, done, all: bytes });
+                app.events.publish("", app.host.next_event_number(), event);
+            }
+        };
+        let reader = ProgressReader { file, done: 0, reported_at: Instant::now(), report: &progress };
+        let mut content = BufReader::with_capacity(1 << 16, reader);
+        let result =
+            app.backend.import_conversations(&query.file_name, query.name.as_deref(), &mut content)?;
         Ok((StatusCode::CREATED, Json(result)).into_response())
     })
     .await
+}
+
+/// A file that a client has sent, at its beginning.
+struct UploadedFile {
+    file: File,
+    bytes: u64,
+}
+
+/// How many files can be received and imported at once. Each has a file on the disk and a thread.
+pub(crate) const MAX_IMPORTS: usize = 2;
+
+/// Parts of an upload that wait to be written.
+const MAX_WAITING_PARTS: usize = 16;
+
+/// Writes the body of a request to a temporary file, part by part: an import can be larger than the memory.
+async fn receive_file(app: &Arc<App>, body: Body, length: Option<u64>) -> ApiResult<UploadedFile> {
+    let limit = app.limits.max_import_bytes;
+    let too_large = || {
+        let message = format!(
+            "the file is larger than {limit} bytes, which this server imports at most: raise server.max_import, or import \
+             it with `halo import`"
+        );
+        ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+    };
+    if length.is_some_and(|length| length > limit) {
+        return Err(too_large());
+    }
+    let creator = Arc::clone(app);
+    let file = spawn_blocking(move || Ok(creator.backend.temporary_file()?)).await?;
+    let (sender, parts) = mpsc::channel(MAX_WAITING_PARTS);
+    let writing = spawn_blocking(move || write_parts(file, parts).map_err(|error| unwritten(&error)));
+    let receiving = async move {
+        let mut stream = body.into_data_stream();
+        let mut received = 0;
+        while let Some(part) = stream.next().await {
+            let part = part.map_err(|error| body_error("the file cannot be received", &error))?;
+            received += part.len() as u64;
+            if received > limit {
+                return Err(too_large());
+            }
+            if sender.send(part).await.is_err() {
+                // The writer has failed, and says why.
+                break;
+            }
+        }
+        Ok::<(), ErrorResponse>(())
+    };
+    let (received, written) = tokio::join!(receiving, writing);
+    received.and(written)
+}
+
+fn write_parts(mut file: File, mut parts: mpsc::Receiver<Bytes>) -> io::Result<UploadedFile> {
+    let mut bytes = 0;
+    while let Some(part) = parts.blocking_recv() {
+        file.write_all(&part)?;
+        bytes += part.len() as u64;
+    }
+    file.rewind()?;
+    Ok(UploadedFile { file, bytes })
+}
+
+fn unwritten(error: &io::Error) -> ErrorResponse {
+    let message =
+        format!("the file cannot be stored while it is imported: {error}; make room in the data folder");
+    ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, message)
+}
+
+/// How often the progress of an import is reported.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
+
+/// A file that reports how much of it has been read.
+struct ProgressReader<'a> {
+    file: File,
+    done: u64,
+    reported_at: Instant,
+    report: &'a dyn Fn(u64),
+}
+
+impl Read for ProgressReader<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read(buffer)?;
+        self.done += count as u64;
+        if self.reported_at.elapsed() >= PROGRESS_INTERVAL {
+            self.reported_at = Instant::now();
+            (self.report)(self.done);
+        }
+        Ok(count)
+    }
 }
 
 /// A deleted conversation within its grace period.

@@ -19,6 +19,7 @@ mod transcript;
 mod worlds;
 
 pub use captures::capture_folder_names;
+pub(crate) use exchange::MAX_IMPORTS;
 pub(crate) use models::RunningDownloads;
 
 use crate::app::App;

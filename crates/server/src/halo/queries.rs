@@ -21,6 +21,7 @@ use halo_core::prune::RankBy;
 use halo_core::store::{RecordKind, Store};
 use halo_core::timeline::{ChunkRef, Timeline};
 use halo_core::token::{ChunkId, ContentKind, Position, TurnId};
+use halo_engine::attention_history::load_answer_attention;
 use halo_engine::forget::pending as pending_forget;
 use halo_engine::forgetting_record::ForgettingRecord;
 use halo_engine::history::{self, ChunkAction};
@@ -28,6 +29,7 @@ use halo_engine::snapshot::ConversationState;
 use halo_engine::turn_record::TurnRecord;
 use halo_engine::variant;
 use serde::Deserialize;
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use utoipa::IntoParams;
@@ -449,7 +451,7 @@ async fn get_context_at_turn(
     .await
 }
 
-/// The attention of a token of the latest answer, by chunk and token
+/// The attention of a token of an answer, by chunk and token, as far as `trace.attention` keeps it
 #[utoipa::path(get, path = "/conversations/{name}/attention/{position}", params(("name" = String, Path), ("position" = u64, Path)),
     responses((status = 200, body = ApiTokenAttention), (status = 400, body = ApiError), (status = 404, body = ApiError)))]
 async fn get_token_attention(
@@ -458,33 +460,51 @@ async fn get_token_attention(
 ) -> ApiResult<Json<ApiTokenAttention>> {
     spawn_blocking(move || {
         let state = app.view_nonempty_conversation(&name)?.snapshot.state;
-        let missing =
-            "no attention data for this token: only the latest answer since the server was started has it";
-        let attention = app
-            .attention_cache
-            .get(&name, Position(position))
-            .ok_or_else(|| ErrorResponse::not_found(missing))?;
-        let timeline = &state.timeline;
-        let tokens = attention.tokens.iter().map(|&(position, share)| {
-            let chunk = timeline.chunk_of(position);
-            let is_loaded = chunk.is_some_and(|chunk| chunk.is_loaded());
-            let text = timeline.token(position).filter(|_| is_loaded).map(|token| token.text.to_owned());
-            ApiAttendedToken {
+        let missing = "no attention data for this token: it is of no answer, its model does not report attention, or the answer \
+                       is older than what trace.attention keeps";
+        let missing = || ErrorResponse::not_found(missing);
+        let position = Position(position);
+        let chunk = state.timeline.chunk_of(position).ok_or_else(missing)?.id();
+        let (stored, pending) = app.with_reader(|store| {
+            let pending = pending_forget::pending_chunks(store, &name)?;
+            Ok((load_answer_attention(store, &name, chunk.turn)?, pending))
+        })?;
+        if pending.contains_key(&chunk) {
+            return Err(missing());
+        }
+        let attention = stored.and_then(|stored| stored.get(position)).ok_or_else(missing)?;
+        let shown = |id: ChunkId| {
+            let chunk = state.timeline.chunk(id);
+            chunk.is_some_and(|chunk| !chunk.is_deleted()) && !pending.contains_key(&id)
+        };
+        let attended = attention.tokens.iter().filter_map(|&(at, _)| Some(state.timeline.chunk_of(at)?.id()));
+        let wanted: BTreeSet<ChunkId> = attended.chain([chunk]).collect();
+        let is_unloaded = |id: &ChunkId| state.timeline.chunk(*id).is_some_and(|chunk| !chunk.is_loaded());
+        let unloaded: Vec<ChunkId> = wanted.into_iter().filter(is_unloaded).collect();
+        // A timeline whose chunks are all live can be large, so it is copied only if something is missing.
+        let mut timeline = Cow::Borrowed(&state.timeline);
+        if !unloaded.is_empty() {
+            app.with_reader(|store| load_bodies(store, &name, timeline.to_mut(), &unloaded))?;
+        }
+        let tokens = attention.tokens.iter().filter_map(|&(position, share)| {
+            let chunk = timeline.chunk_of(position).filter(|chunk| shown(chunk.id()) && chunk.is_loaded())?;
+            Some(ApiAttendedToken {
                 position: position.0,
-                chunk: chunk.map(|chunk| chunk.id().to_string()).unwrap_or_default(),
-                text: text.unwrap_or_default(),
-                range: chunk
-                    .filter(|chunk| chunk.is_loaded())
-                    .and_then(|chunk| wire::token_range(chunk, timeline, position)),
+                chunk: chunk.id().to_string(),
+                text: timeline.token(position).map(|token| token.text.to_owned()).unwrap_or_default(),
+                range: wire::token_range(chunk, &timeline, position),
                 share,
-            }
+            })
         });
         Ok(Json(ApiTokenAttention {
-            turn: attention.turn,
-            text: attention.text.clone(),
+            turn: chunk.turn.0,
+            text: timeline.token(position).map(|token| token.text.to_owned()).unwrap_or_default(),
             system_prompt: attention.system_prompt,
             answer: attention.answer,
-            chunks: attention.chunks.iter().map(|(chunk, share)| (chunk.to_string(), *share)).collect(),
+            chunks: (attention.chunks.iter())
+                .filter(|(chunk, _)| shown(*chunk))
+                .map(|(chunk, share)| (chunk.to_string(), *share))
+                .collect(),
             tokens: tokens.collect(),
         }))
     })

@@ -54,6 +54,8 @@ struct ApiStatus {
     expected_wait_ms: Option<u64>,
     /// Whether there is an embedder, so that search finds meanings too.
     embedder: bool,
+    /// The largest file that can be imported, in bytes.
+    max_import_bytes: u64,
 }
 
 /// Status of the server
@@ -76,6 +78,7 @@ async fn get_status(State(app): State<Arc<App>>) -> Json<ApiStatus> {
         queued: app.host.scheduler().queue_len(),
         expected_wait_ms: app.host.scheduler().expected_wait().map(|wait| wait.as_millis() as u64),
         embedder: app.backend.embedder().is_some(),
+        max_import_bytes: app.limits.max_import_bytes,
     })
 }
 

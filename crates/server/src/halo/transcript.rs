@@ -15,6 +15,7 @@ use halo_core::Error;
 use halo_core::store::{RecordKind, Store};
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, Role, TurnId};
+use halo_engine::attention_history::load_answer_attention;
 use halo_engine::chat_options::SPEAKERS_KEY;
 use halo_engine::snapshot::ConversationState;
 use halo_engine::turn_record::TurnRecord;
@@ -62,6 +63,8 @@ pub(super) struct ApiTranscriptMessage {
     /// The variants of the exchange that ends with this message, in the order in which they were generated; empty if there
     /// is only one. One of an older message can be chosen in a branch.
     pub variants: Vec<ApiMessageVariant>,
+    /// Whether it is stored what its tokens attended to.
+    pub has_attention: bool,
     pub chunks: Vec<ApiChunk>,
 }
 
@@ -158,6 +161,7 @@ pub(super) fn read_messages(
     let turns = &overview.visible[range];
     let mut records = turn_records(store, name, turns)?;
     let speakers = load_speakers(store, name)?;
+    let attended = turns_with_attention(store, name, turns)?;
     let used = records.values().flat_map(used_chunks);
     let chunks = turns.iter().flat_map(|(_, chunks)| chunks.iter().copied());
     let unloaded: Vec<ChunkId> = (chunks.chain(used))
@@ -191,6 +195,7 @@ pub(super) fn read_messages(
             used: used.iter().filter_map(|&id| used_chunk(&timeline, id)).collect(),
             speaker: speakers.get(&turn.0).cloned(),
             variants: variants.remove(turn).unwrap_or_default(),
+            has_attention: attended.contains(turn),
             chunks,
         }
     };
@@ -249,6 +254,21 @@ fn turn_records(
         }
     }
     Ok(records)
+}
+
+/// The answers of a page whose attention is stored.
+fn turns_with_attention(
+    store: &mut dyn Store,
+    name: &str,
+    turns: &[VisibleTurn],
+) -> Result<BTreeSet<TurnId>, Error> {
+    let mut attended = BTreeSet::new();
+    for (turn, _) in turns.iter().filter(|(_, chunks)| chunks.iter().any(|id| id.role == Role::Assistant)) {
+        if load_answer_attention(store, name, *turn)?.is_some() {
+            attended.insert(*turn);
+        }
+    }
+    Ok(attended)
 }
 
 fn used_chunks(record: &TurnRecord) -> Vec<ChunkId> {

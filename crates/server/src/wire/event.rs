@@ -145,10 +145,22 @@ pub(crate) enum ApiEventKind {
         chunks: Vec<String>,
     },
     SettingsChanged,
+    /// How much of an uploaded file has been read, while it is imported.
+    ImportProgress(ApiImportProgress),
     /// A model is being downloaded, or its download has ended.
     ModelDownload(ApiModelDownload),
     /// A world changed: load the rooms and agents that are listed again.
     WorldChanged(ApiWorldEvent),
+}
+
+/// The progress of an import, in bytes.
+#[derive(Serialize, ToSchema)]
+#[schema(as = ImportProgress)]
+pub(crate) struct ApiImportProgress {
+    /// The id that the request has given it.
+    pub id: String,
+    pub done: u64,
+    pub all: u64,
 }
 
 /// The progress of a download.

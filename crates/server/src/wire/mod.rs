@@ -16,7 +16,7 @@ pub(crate) use conversation::{
     ApiSnapshot, ApiTurn, ApiVariant,
 };
 pub(crate) use event::{
-    ApiEvent, ApiEventKind, ApiHeartbeatUsage, ApiModelDownload, ApiWorldEvent, api_event,
+    ApiEvent, ApiEventKind, ApiHeartbeatUsage, ApiImportProgress, ApiModelDownload, ApiWorldEvent, api_event,
 };
 pub(crate) use request::{
     ApiBranchRequest, ApiCreatedConversation, ApiEditRequest, ApiEditResult, ApiFirstRole, ApiNewAnswer,

@@ -44,7 +44,8 @@ use halo_worlds::world_file::WorldFile;
 use http_body_util::BodyExt;
 use serde_json::Value;
 use std::collections::{BTreeMap, VecDeque};
-use std::io::Write;
+use std::fs::File;
+use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -484,6 +485,7 @@ impl Backend for FakeBackend {
             premise_method: None,
             judge_principles: Vec::new(),
             keep_reasoning: false,
+            attention_history_bytes: 1 << 20,
             forgetting: None,
         }
     }
@@ -574,11 +576,15 @@ impl Backend for FakeBackend {
         self.options.store.open_database()?.export(name, out, &mut |_, _| {})
     }
 
+    fn temporary_file(&self) -> Result<File, Error> {
+        tempfile::tempfile().map_err(|e| Error::unavailable("creating a temporary file", e.to_string()))
+    }
+
     fn import_conversations(
         &self,
         file_name: &str,
         name: Option<&str>,
-        content: &[u8],
+        content: &mut dyn BufRead,
     ) -> Result<ImportResult, Error> {
         let import = ImportRequest {
             file_name,
@@ -589,7 +595,7 @@ impl Backend for FakeBackend {
             model: None,
             validate_rows: None,
         };
-        let report = self.options.store.open_database()?.import(&mut &content[..], import)?;
+        let report = self.options.store.open_database()?.import(content, import)?;
         let conversations = report.conversations.into_iter().map(|imported| imported.name).collect();
         Ok(ImportResult { format: report.format, conversations, ..ImportResult::default() })
     }

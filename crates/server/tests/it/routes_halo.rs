@@ -425,7 +425,8 @@ fn query_cases() -> Vec<RouteCase> {
                 let system_prompt = attention["system_prompt"].as_f64().unwrap_or(0.0);
                 attention["turn"] == 10
                     && attention["text"] == "answer"
-                    && (system_prompt - 2.0 / 25.0).abs() < 1e-6
+                    // A share of 2/25 in the one byte that is stored.
+                    && (system_prompt - (72.0f64 / 255.0).powi(2)).abs() < 1e-6
                     && attention["chunks"][0][0] == "u0.0"
                     && attention["answer"] == 0.0
             })

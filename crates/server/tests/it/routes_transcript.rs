@@ -3,7 +3,11 @@
 use crate::chat::chat_body;
 use crate::fake::{FakeOptions, FakeServer};
 use crate::fixture::prepared_server;
-use serde_json::Value;
+use axum::body::{Body, Bytes};
+use futures_util::stream;
+use halo_server::ServerLimits;
+use serde_json::{Value, json};
+use std::convert::Infallible;
 
 async fn get(fake: &FakeServer, path: &str) -> Value {
     let (status, body) = fake.halo_api("GET", path, None).await;
@@ -130,4 +134,150 @@ async fn import_that_fails_stores_nothing() {
         assert!(!response.json()["error"].as_str().unwrap_or_default().is_empty());
     }
     assert_eq!(get(&fake, "/conversations").await, serde_json::json!([]));
+}
+
+/// A chat that OpenAI's API could have been sent, in parts: as large as asked for.
+fn large_upload(bytes: usize) -> Body {
+    let mut parts = vec![r#"{"messages":[{"role":"user","content":"Where do I live?"}"#.to_owned()];
+    let mut size = parts[0].len() + 2;
+    while size < bytes {
+        let part = format!(
+            r#",{{"role":"user","content":"{}"}}"#,
+            "Lindau ".repeat((bytes - size).clamp(40, 70_000) / 7 - 5)
+        );
+        size += part.len();
+        parts.push(part);
+    }
+    parts.push("]}".to_owned());
+    let parts: Vec<_> = parts.into_iter().map(|part| Ok::<_, Infallible>(Bytes::from(part))).collect();
+    Body::from_stream(stream::iter(parts))
+}
+
+#[tokio::test]
+async fn import_is_limited_by_its_own_setting_and_not_by_that_of_other_requests() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let limits =
+        ServerLimits { max_body_bytes: 1000, max_import_bytes: 3_000_000, ..ServerLimits::default() };
+    let fake = FakeServer::with_options(FakeOptions { limits, ..FakeOptions::in_folder(folder.path()) });
+    assert_eq!(get(&fake, "/status").await["max_import_bytes"], 3_000_000);
+    let path = "/api/halo/v1/import?file_name=large.json&name=large";
+    let response = fake.request("POST", path, &[], large_upload(2_900_000)).await;
+    assert_eq!((response.status, response.json()["conversations"].clone()), (201, json!(["large"])));
+    let transcript = get(&fake, "/conversations/large/transcript?limit=200").await;
+    let characters: usize = (transcript["messages"].as_array().into_iter().flatten())
+        .flat_map(|message| message["chunks"].as_array().into_iter().flatten())
+        .map(|chunk| chunk["text"].as_str().map_or(0, str::len))
+        .sum();
+    assert!(characters > 2_800_000, "{characters}");
+    // Without a length, the limit is noticed when it is exceeded; with one, nothing is received.
+    let refused = |response: &crate::fake::FakeResponse| {
+        let error = response.json()["error"].as_str().unwrap_or_default().to_owned();
+        assert!(
+            response.status == 413 && error.contains("server.max_import"),
+            "{}: {error}",
+            response.status
+        );
+    };
+    refused(&fake.request("POST", path, &[], large_upload(3_100_000)).await);
+    let never = Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
+    refused(&fake.request("POST", path, &[("content-length", "3000001")], never).await);
+    assert_eq!(
+        get(&fake, "/conversations").await.as_array().map(Vec::len),
+        Some(1),
+        "nothing else is stored"
+    );
+    fake.app.shutdown();
+}
+
+/// Uploads take a file and a thread each, so only a few are received at once.
+#[tokio::test]
+async fn only_a_few_files_are_imported_at_once() {
+    let fake = FakeServer::with_options(FakeOptions::default());
+    let path = "/api/halo/v1/import?file_name=slow.txt";
+    let (sender, mut slow) = (0..2).fold((Vec::new(), Vec::new()), |(mut senders, mut bodies), _| {
+        let (sender, parts) = tokio::sync::mpsc::unbounded_channel::<Result<Bytes, Infallible>>();
+        senders.push(sender);
+        bodies.push(parts);
+        (senders, bodies)
+    });
+    let uploads = slow.drain(..).map(|mut parts| {
+        let body = Body::from_stream(stream::poll_fn(move |context| parts.poll_recv(context)));
+        fake.request("POST", path, &[], body)
+    });
+    let uploads = futures_util::future::join_all(uploads);
+    let refused = async {
+        loop {
+            let response = fake.request("POST", path, &[], Body::from("You: Hello")).await;
+            if response.status == 503 {
+                break response;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    let refusal = async {
+        let response = refused.await;
+        drop(sender);
+        response
+    };
+    let (_, response) = tokio::join!(uploads, refusal);
+    let error = response.json()["error"].as_str().unwrap_or_default().to_owned();
+    assert!(error.contains("imported already"), "{error}");
+    let response = fake.request("POST", path, &[], Body::from("You: Hello")).await;
+    assert_ne!(response.status, 503, "they have ended");
+    fake.app.shutdown();
+}
+
+/// Each word of each answer has what it attended to, also after a restart, until its text is forgotten.
+#[tokio::test]
+async fn attention_of_older_answers_is_stored() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = || FakeOptions { attention: true, context: 4000, ..FakeOptions::in_folder(folder.path()) };
+    let fake = FakeServer::with_options(options());
+    long_conversation(&fake).await;
+    fake.app.shutdown();
+    drop(fake);
+    let fake = FakeServer::with_options(options());
+    let transcript = get(&fake, "/conversations/main/transcript").await;
+    let answers = transcript["messages"].as_array().expect("messages");
+    let flags: Vec<bool> = answers.iter().map(|message| message["has_attention"] == true).collect();
+    assert_eq!(flags, [false, true].repeat(5));
+    let attention = |at: u64| format!("/conversations/main/attention/{at}");
+    // The last token of an answer that the model has generated: those of the template have no attention.
+    let mut positions = Vec::new();
+    for turn in [1usize, 3, 9] {
+        let chunk = &answers[turn]["chunks"][0];
+        let start = chunk["position"].as_u64().expect("a position");
+        for at in (start..start + chunk["tokens"].as_u64().expect("a count")).rev() {
+            if fake.halo_api("GET", &attention(at), None).await.0 == 200 {
+                positions.push((turn, at));
+                break;
+            }
+        }
+    }
+    let position = |turn: usize| {
+        let found = positions.iter().find(|(other, _)| *other == turn);
+        found.map(|(_, at)| *at).expect("a token with attention")
+    };
+    for turn in [1, 3, 9] {
+        let found = get(&fake, &attention(position(turn))).await;
+        assert_eq!(found["turn"], turn, "{found}");
+        // The attention of this model is uniform: of equal shares, the first are kept.
+        let tokens = found["tokens"].as_array().expect("tokens");
+        let positions: Vec<u64> = tokens.iter().filter_map(|token| token["position"].as_u64()).collect();
+        assert!(positions.len() > 4 && positions.is_sorted() && tokens[0]["chunk"] == "u0.0", "{found}");
+        assert!(tokens.iter().any(|token| token["range"].is_array()), "{found}");
+        assert!(found["chunks"].to_string().contains("u0.0"), "{found}");
+    }
+    let forget = json!({ "turns": [0], "now": true });
+    let (status, result) = fake.halo_api("POST", "/conversations/main/forget", Some(&forget)).await;
+    assert_eq!(status, 200, "{result}");
+    for turn in [1, 9] {
+        let found = get(&fake, &attention(position(turn))).await;
+        assert!(found["turn"] == turn && !found.to_string().contains("u0.0"), "{found}");
+    }
+    let forget = json!({ "turns": [9], "now": true });
+    assert_eq!(fake.halo_api("POST", "/conversations/main/forget", Some(&forget)).await.0, 200);
+    assert_eq!(fake.halo_api("GET", &attention(position(9)), None).await.0, 404);
+    assert_eq!(get(&fake, &attention(position(3))).await["turn"], 3);
+    fake.app.shutdown();
 }

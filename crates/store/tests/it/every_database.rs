@@ -669,6 +669,7 @@ fn replace_by_copy_keeps_the_original_or_changes_nothing(database: &TestDatabase
         (vec!["main".into(), "taken".into()], before)
     );
     let texts = chunk_texts(&mut store, "main");
+    store.put_record("main", RecordKind::Attention, "0000000001", Some("{}")).expect("the record is stored");
     store
         .replace_by_copy("main", "main (old)", "m", &settings, &mut |turn| Ok(Some(turn)))
         .expect("the conversation is replaced");
@@ -677,6 +678,11 @@ fn replace_by_copy_keeps_the_original_or_changes_nothing(database: &TestDatabase
         (chunk_texts(&mut store, "main"), chunk_texts(&mut store, "main (old)")),
         (texts.clone(), texts)
     );
+    let attention = |store: &mut Database, name: &str| {
+        store.records(name, RecordKind::Attention).expect("the records are read").len()
+    };
+    let kept = (attention(&mut store, "main"), attention(&mut store, "main (old)"));
+    assert_eq!(kept, (0, 1), "other tokens have other positions");
     let model = |store: &mut Database, name: &str| {
         store.find_conversation(name).expect("it is read").map(|summary| summary.model)
     };
@@ -749,6 +755,10 @@ fn copy_conversation_keeps_tokens_and_can_branch(database: &TestDatabase) {
     for seed in 0..8 {
         let (from, to, branch) = (format!("from {seed}"), format!("to {seed}"), format!("branch {seed}"));
         create_full_conversation(&mut store, &from, seed);
+        for turn in [0, 99] {
+            let key = format!("{turn:010}");
+            store.put_record(&from, RecordKind::Attention, &key, Some("{}")).expect("the record is stored");
+        }
         let before = export_bytes(&mut store, &from);
         store
             .copy_conversation(&from, &to, "SmolLM2", &mut |turn| Ok(Some(turn)))
@@ -794,6 +804,9 @@ fn copy_conversation_keeps_tokens_and_can_branch(database: &TestDatabase) {
             turns <= 2
                 && store.replay_log(&branch).expect("the log is complete").len() == branch_tokens.0.len()
         );
+        let attention = store.records(&branch, RecordKind::Attention).expect("the records are read");
+        let attention: Vec<&str> = attention.iter().map(|record| record.key.as_str()).collect();
+        assert_eq!(attention, ["0000000000"], "the branch uses the numbers of later turns again");
         let second_copy = store.copy_conversation(&from, &to, "SmolLM2", &mut |turn| Ok(Some(turn)));
         assert!(
             second_copy.is_err_and(|e| e.kind == ErrorKind::Conflict && e.to_string().contains("already"))

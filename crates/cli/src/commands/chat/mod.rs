@@ -18,7 +18,6 @@ use anyhow::{Context, Result, bail};
 use halo_core::model::StepFlow;
 use halo_engine::event::{Event, MemoryAction};
 use halo_engine::memory::CarryMode;
-use halo_engine::recorder::RecorderPurpose;
 use halo_engine::session::Session;
 use serde_json::json;
 use std::io::{BufRead, ErrorKind, IsTerminal, Write};
@@ -66,7 +65,7 @@ pub fn run_capture(options: &CaptureArgs, env: &Env) -> Result<()> {
         bail!("{} does not return attention, so there is nothing to record: use a local model", info.name);
     }
     let recording = CaptureRecorder::new(&options.output, env.data_dir(), &info.name, &loaded.settings);
-    session.set_recorder(RecorderPurpose::Capture, Some(Box::new(recording)));
+    session.set_recorder(Some(Box::new(recording)));
     print_notice(&format!("recording each answer in {}", options.output.display()));
     chat_loop(session, env, &loaded.settings)
 }

@@ -249,6 +249,10 @@ impl Store for InMemoryStore {
         let mut store = self.clone();
         store.rename(conversation, kept_as)?;
         store.copy_conversation(kept_as, conversation, model, convert)?;
+        // Other tokens have other positions.
+        for record in store.records(conversation, RecordKind::Attention)? {
+            store.put_record(conversation, RecordKind::Attention, &record.key, None)?;
+        }
         for (key, value) in settings {
             store.put_record(conversation, RecordKind::Setting, key, Some(value))?;
         }

@@ -47,6 +47,7 @@ pub fn test_rules(max_tokens: usize) -> ConversationRules {
         premise_method: None,
         judge_principles: halo_agents::principle::JudgePrinciple::DEFAULT.to_vec(),
         keep_reasoning: false,
+        attention_history_bytes: 1 << 20,
         forgetting: None,
     }
 }
