@@ -12,7 +12,7 @@ endif
 LINTED := RUSTC_WORKSPACE_WRAPPER=$(shell rustup which clippy-driver 2>/dev/null || command -v clippy-driver) \
 	CLIPPY_ARGS=-Dwarnings__CLIPPY_HACKERY__
 
-.PHONY: help run chat check test soak setup models build dist fmt lint names deny doc unit clients ledger bench screenshots
+.PHONY: help run chat check test soak setup models build dist fmt lint names deny doc docs unit clients ledger bench screenshots
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 16
@@ -69,9 +69,10 @@ dist: build ## the program with its licences and its software bill of materials 
 fmt:
 	$(CARGO) fmt --all --check
 
-names: ## vocabulary: unique type names, deny-listed phrases, error kinds instead of error texts, no file cycles
+names: ## vocabulary: unique type names, deny-listed phrases, error kinds instead of error texts, no file cycles, no dead links
 	@scripts/names
 	@scripts/cycles
+	@scripts/links
 
 deny: ## licences, banned crates, wildcard versions and sources, as deny.toml allows them
 	@scripts/deny
@@ -81,6 +82,12 @@ lint:
 
 doc:
 	RUSTDOCFLAGS="--deny warnings" $(CARGO) doc --workspace --no-deps --locked --quiet
+
+docs: ## the pages of docs/ as a book (mdBook), in target/book
+	@scripts/links
+	@command -v mdbook >/dev/null 2>&1 || { echo "docs: mdbook is missing: install it with 'cargo install --locked mdbook'"; exit 1; }
+	@mdbook build
+	@echo "target/book/index.html"
 
 unit: # downloads run while the compiler works; no crate has examples in its documentation to run
 	@mkdir -p target
