@@ -94,7 +94,7 @@ impl PoolEntry {
         let file = env.model_file()?;
         let llama = load(&env, settings)?;
         let (info, details) = (llama.info().clone(), wiring::model_facts(&llama, &file));
-        let bytes = memory_estimate(&llama.weights().header, Some(info.context as u64));
+        let bytes = memory_estimate(&llama.weights().header, Some(llama.cell_count().into()));
         let local =
             LocalModel { llama: Mutex::new(Some(llama)), last_used: Mutex::new(Instant::now()), bytes };
         Ok(Self { env, source: ModelSource::Local(local), info, details })

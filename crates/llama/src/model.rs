@@ -129,6 +129,8 @@ struct LlamaThread {
     canceller: Arc<JobCanceller>,
     thread: Mutex<Option<JoinHandle<()>>>,
     compiler: SharedCompiler,
+    /// The cells of the context, of all conversations together.
+    cells: u32,
 }
 
 /// The compiler of constraints. It is created on first use, because most conversations need none.
@@ -160,7 +162,19 @@ impl Llama {
     }
 
     /// Loads a GGUF file and starts the thread that runs it.
+    ///
+    /// The file is loaded and tested on a thread that ends. OpenMP keeps threads for each thread that has decoded; where they
+    /// are more than the cores, all of them sleep between two graphs instead of spinning, and a token takes longer.
     pub fn open(path: &Path, options: &LlamaOptions) -> Result<Self, Error> {
+        std::thread::scope(|scope| {
+            let builder = std::thread::Builder::new().name("halo-load".into()).stack_size(MODEL_STACK_BYTES);
+            let thread = builder.spawn_scoped(scope, || Self::load(path, options));
+            let thread = thread.map_err(|error| thread_error(&error))?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    fn load(path: &Path, options: &LlamaOptions) -> Result<Self, Error> {
         let load_error = |error: LlamaError| {
             Error::new(error.kind(), "loading the model", error.to_string()).with_source(error)
         };
@@ -225,7 +239,7 @@ impl Llama {
         // A GPU compares a token with the cells of other conversations in no time.
         let keep_idle_lanes = options.gpu_layers > 0;
         let check_cells = options.check_cells;
-        let worker = LlamaThread::spawn(Arc::clone(context.canceller()), move || {
+        let worker = LlamaThread::spawn(Arc::clone(context.canceller()), params.tokens, move || {
             let cache = KvCache::new(context, KvArchive::open(limits, fingerprint), mode);
             let cache = cache.with_window_limit(tokens as usize).with_table_checks(check_cells);
             BatchLoop::new(cache, keep_idle_lanes)
@@ -253,6 +267,12 @@ impl Llama {
         &self.weights
     }
 
+    /// The cells of the KV cache, which all conversations share.
+    #[must_use]
+    pub fn cell_count(&self) -> u32 {
+        self.worker.cells
+    }
+
     /// Waits until all saved KV cells are on disk.
     pub fn flush(&self) -> Result<(), Error> {
         let (done, result) = sync_channel(1);
@@ -278,6 +298,10 @@ fn shared_cells(weights: &ModelWeights, window: u32, lanes: u32, gpu_layers: u32
     affordable.clamp(window, window.saturating_mul(lanes))
 }
 
+fn thread_error(error: &std::io::Error) -> Error {
+    Error::internal("starting the thread of the model", error.to_string())
+}
+
 fn thread_ended_error() -> Error {
     Error::internal("running the model", "the thread of the model has ended; restart the program")
 }
@@ -286,6 +310,7 @@ impl LlamaThread {
     /// Starts a thread that runs the loop that `open` makes there.
     fn spawn(
         canceller: Arc<JobCanceller>,
+        cells: u32,
         open: impl FnOnce() -> BatchLoop + Send + 'static,
     ) -> Result<Self, Error> {
         let jobs = Arc::new(JobQueue::default());
@@ -296,11 +321,9 @@ impl LlamaThread {
         };
         let builder = std::thread::Builder::new().name("halo-model".into());
         let thread = builder.stack_size(MODEL_STACK_BYTES).spawn(run);
-        let thread = thread.map_err(|error| {
-            Error::internal("starting the thread of the model", error.to_string()).with_source(error)
-        })?;
+        let thread = thread.map_err(|error| thread_error(&error))?;
         let compiler = SharedCompiler::default();
-        Ok(Self { jobs, canceller, thread: Mutex::new(Some(thread)), compiler })
+        Ok(Self { jobs, canceller, thread: Mutex::new(Some(thread)), compiler, cells })
     }
 
     fn send(&self, job: LlamaJob) -> Result<(), Error> {
