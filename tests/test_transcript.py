@@ -176,6 +176,39 @@ def test_words_without_stored_attention_light_nothing_and_ask_nothing(scripted, 
     assert page.evaluate(LIT) == []
 
 
+VOICES = """() => {
+  window.spoken = [];
+  const voices = [{ name: "cloud", lang: "en-US", localService: false }, { name: "device", lang: "en-GB", localService: true }];
+  Object.defineProperty(window, "SpeechSynthesisUtterance", { value: class { constructor(text) { this.text = text; } } });
+  Object.defineProperty(window, "speechSynthesis", { value: {
+    getVoices: () => window.withoutLocal ? voices.slice(0, 1) : voices,
+    speak: (utterance) => window.spoken.push(utterance),
+    cancel: () => window.spoken.push("cancel"),
+  } });
+}"""
+
+
+def test_messages_are_read_aloud_by_voices_of_the_device(scripted, open_chat):
+    answer = "<think>They ask for bread.</think>**Flour** and water. Bake it.\n\n```sh\nrm -r bread\n```\n\nEnjoy it!"
+    server = scripted(answer)
+    server.say("main", "How is bread made?")
+    page = open_chat(server)
+    page.add_init_script(f"({VOICES})()")
+    page.reload()
+    more = page.locator(".turn.assistant").get_by_role("button", name="More")
+    more.click()
+    page.get_by_role("menuitem", name="Read aloud").click()
+    spoken = page.evaluate("() => spoken.map(({ text, voice }) => [text, voice.name])")
+    assert spoken == [["Flour and water.", "device"], ["Bake it.", "device"], ["Enjoy it!", "device"]], spoken
+    more.click()
+    page.get_by_role("menuitem", name="Stop reading").click()
+    assert page.evaluate("() => spoken.at(-1)") == "cancel"
+    page.evaluate("() => { window.withoutLocal = true; }")
+    more.click()
+    expect(page.get_by_role("menuitem", name="Branch from here")).to_be_visible()
+    expect(page.get_by_role("menuitem", name="Read aloud")).to_have_count(0)
+
+
 def import_messages(server, count, name="long.json"):
     """Imports a chat of messages that are numbered from 1."""
     roles = ("user", "assistant")

@@ -17,6 +17,7 @@ import * as notices from "./notices.js";
 import * as rail from "./rail.js";
 import * as returnLine from "./return_line.js";
 import * as sidebar from "./sidebar.js";
+import * as speech from "./speech.js";
 import * as state from "./state.js";
 import * as transcript from "./transcript.js";
 
@@ -35,6 +36,7 @@ for (const part of [
   returnLine,
   inspect,
   pageConsole,
+  speech,
 ])
   part.init();
 // One step per task, so that the page can be used from the first moment.

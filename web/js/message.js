@@ -10,6 +10,7 @@ import { openMenu } from "./menu.js";
 import { explainHistory } from "./reasons.js";
 import { lastMessages } from "./reducers.js";
 import { attentionLevel, shadeStyle } from "./shade.js";
+import * as speech from "./speech.js";
 import { state } from "./state.js";
 
 const FINISH_LABELS = {
@@ -394,6 +395,9 @@ export function messageItems(message, canAnswer) {
       !isLast(message) && { label: "Regenerate in a branch", run: () => actions.regenerateInBranch(message) },
     message.role === "assistant" && canAnswer && { label: "Continue", run: actions.continueAnswer },
     canEdit(message) && { label: "Edit", run: () => emit("edit", message) },
+    speech.isReading(message.turn)
+      ? { label: "Stop reading", run: speech.stop }
+      : speech.canRead() && { label: "Read aloud", run: () => speech.readAloud(message.turn, text) },
     { label: "Branch from here", run: () => actions.branch(message.turn) },
     pinned ? item("Unpin", "unpin", live) : item("Pin", "pin", live),
     item("Remove from context", "prune", live),
