@@ -30,6 +30,7 @@ const LABELS = {
   "model.cooling_tokens": "Longest prompt of a remote model",
   "model.gpu_layers": "Layers on the GPU",
   "model.attention": "Where attention is read",
+  "brightness.stride": "Tokens from one attention row to the next",
   "model.fetch": "Download missing default models",
   "generation.max_tokens": "Longest answer",
   "generation.top_k": "Top-k",

@@ -6,8 +6,10 @@ use std::fmt;
 /// Which attention rows a model is asked for. A model skips the work for rows that are not asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttentionRequest {
-    /// The row of each step of the answer.
+    /// Rows of the answer.
     pub answer: bool,
+    /// A row for every Nth token of the answer, the first one included; 0 and 1 are every token.
+    pub stride: u32,
     /// Rows of the prompt.
     pub prompt: PromptRows,
     /// How the layers are reduced to one row.
@@ -26,6 +28,7 @@ impl AttentionRequest {
     pub fn none() -> Self {
         Self {
             answer: false,
+            stride: 1,
             prompt: PromptRows::Off,
             layers: LayerReduction::Mean,
             max: false,

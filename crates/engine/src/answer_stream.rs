@@ -31,6 +31,8 @@ pub(crate) struct AnswerStream {
     system_len: usize,
     /// Statistics of the attention rows, at the trace interval.
     pub traces: Vec<(u64, AttentionStats)>,
+    /// The next row is traced: that of the token at the interval, or the first one behind it.
+    trace_due: bool,
     tool_brightness: Brightness,
     pub tokens: usize,
     pub text: String,
@@ -69,6 +71,7 @@ impl AnswerStream {
             rules: rules.clone(),
             system_len,
             traces: Vec::new(),
+            trace_due: false,
             tokens: 0,
             text: String::new(),
             reasoning: reasoning.map(|format| ReasoningTracker::new(format, timeline, turn)),
@@ -111,9 +114,9 @@ impl AnswerStream {
         // A step in which the model was not sure of its token does not count, where the rules say so.
         let counts = row.is_none_or(|row| self.rules.strategy.scores_step(row.probability));
         let row = row.map(|row| self.select_row(row));
-        if is_traced(self.tokens as u64, self.rules.trace_interval) {
-            self.traces
-                .extend(row.and_then(AttentionStats::from_row).map(|stats| (self.tokens as u64, stats)));
+        self.trace_due |= is_traced(self.tokens as u64, self.rules.trace_interval);
+        if let Some(row) = row.filter(|_| std::mem::take(&mut self.trace_due)) {
+            self.traces.extend(AttentionStats::from_row(row).map(|stats| (self.tokens as u64, stats)));
         }
         self.tokens += 1;
         match self.scorer.observe(row.filter(|_| counts)) {

@@ -148,7 +148,10 @@ impl Generation {
             PromptRows::All => TapRows::All,
         };
         if !self.is_prefilling() {
-            let records = if self.answered.is_none() { rows != TapRows::None } else { attention.answer };
+            let records = match self.answered {
+                None => rows != TapRows::None,
+                Some(last) => attention.answer && (last + 1).is_multiple_of(attention.stride.max(1) as usize),
+            };
             let rows = if records { TapRows::Last } else { TapRows::None };
             return (std::slice::from_ref(&self.next), tap_config(attention, rows));
         }

@@ -48,6 +48,9 @@ pub struct PruneBenchOptions {
     /// Skip removing every chunk once, which takes most of the time; no agreement is reported
     #[arg(long)]
     policies_only: bool,
+    /// Compare brightness from the attention rows of every Nth token only
+    #[arg(long, value_name = "N,…", value_delimiter = ',')]
+    stride: Vec<usize>,
 }
 
 pub fn run(options: &PruneBenchOptions, env: &Env) -> Result<()> {
@@ -56,6 +59,7 @@ pub fn run(options: &PruneBenchOptions, env: &Env) -> Result<()> {
     }
     ensure!((1..=1000).contains(&options.samples), "--samples must be 1 to 1000");
     ensure!((2..=4096).contains(&options.next), "--next must be 2 to 4096");
+    ensure!(options.stride.iter().all(|stride| (1..=1024).contains(stride)), "--stride must be 1 to 1024");
     let settings = env.load_settings()?.settings;
     let conversations = options.format.read(&options.data)?;
     let path = env.model_file()?;
@@ -96,6 +100,7 @@ pub fn run(options: &PruneBenchOptions, env: &Env) -> Result<()> {
         budget: options.budget,
         recent: options.recent,
         ablate_each_chunk: !options.policies_only,
+        strides: options.stride.clone(),
     };
     let mut report = PruneBenchReport::default();
     let bar = Progress::new("stretches", (conversations.len() * options.samples) as u64);
@@ -133,7 +138,16 @@ fn report_json(report: &PruneBenchReport, options: &PruneBenchOptions) -> Value 
     });
     let agreement =
         report.rank_agreement.iter().map(|(rank, sum)| (rank_name(*rank).to_owned(), json!(sum.mean())));
+    let strides = report.by_stride.iter().map(|result| {
+        json!({
+            "stride": result.stride,
+            "kl": result.kl.mean(),
+            "evidence_kept": result.evidence_kept.mean(),
+            "same_chunks": result.same_chunks.mean(),
+        })
+    });
     json!({
+        "strides": strides.collect::<Vec<_>>(),
         "samples": report.samples,
         "window": report.window.mean(),
         "budget": options.budget,
@@ -180,6 +194,16 @@ fn report_table(report: &PruneBenchReport, options: &PruneBenchOptions) -> Strin
             number(&result.kl, 4),
             number(&result.nll, 4),
             number(&result.evidence_kept, 2),
+        );
+    }
+    for result in &report.by_stride {
+        let _ = writeln!(
+            out,
+            "brightness, a row for every {}. token: KL {}, evidence kept {}, the same chunks {}",
+            result.stride,
+            number(&result.kl, 4),
+            number(&result.evidence_kept, 2),
+            number(&result.same_chunks, 2),
         );
     }
     if !report.rank_agreement.is_empty() {

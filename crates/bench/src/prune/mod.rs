@@ -19,12 +19,13 @@ use halo_core::model::ModelToken;
 use halo_core::prune::RankBy;
 use halo_core::rules::ContextRules;
 use halo_core::timeline::Timeline;
-use halo_core::token::TurnId;
+use halo_core::token::{ChunkId, TurnId};
 use halo_engine::chat_format::ChatFormatter;
 use halo_llama::attention::{TapConfig, TapRows};
 use halo_llama::ffi::{LlamaContext, LlamaError};
 use policies::ObservedAttention;
 use sample::ConversationSample;
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 pub struct PruneBenchSetup<'a> {
@@ -43,6 +44,18 @@ pub struct PruneBenchSetup<'a> {
     pub recent: f64,
     /// Whether every chunk is removed once, to compare its brightness with the damage.
     pub ablate_each_chunk: bool,
+    /// Strides that are compared: brightness from the rows of every Nth token of an answer.
+    pub strides: Vec<usize>,
+}
+
+/// What pruning by brightness costs if only every Nth token of an answer has a row.
+#[derive(Clone, Debug, Default)]
+pub struct StrideResult {
+    pub stride: usize,
+    pub kl: MeanAccumulator,
+    pub evidence_kept: MeanAccumulator,
+    /// Share of the chunks that are kept with every row and with these rows.
+    pub same_chunks: MeanAccumulator,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -54,6 +67,7 @@ pub struct PruneBenchReport {
     /// Loss on the continuation with the full window, in nats.
     pub nll: MeanAccumulator,
     pub by_policy: Vec<PrunePolicyResult>,
+    pub by_stride: Vec<StrideResult>,
     /// By ranking: rank correlation with the damage that removing each chunk does.
     pub rank_agreement: Vec<(RankBy, MeanAccumulator)>,
     /// Reliability of that damage, measured on every second token: no ranking can correlate more than its root.
@@ -143,7 +157,7 @@ fn measure_sample(
             observed.push_row(if largest { &row.max } else { &row.mean }, probability);
         },
     )?;
-    let timeline = policies::replay_scored(sample, &observed, &setup.rules);
+    let timeline = policies::replay_scored(sample, &observed, &setup.rules, 1);
     let prefix = sample.prefix.len();
     report.samples += 1;
     report.questions += sample.evidence.len();
@@ -162,6 +176,12 @@ fn measure_sample(
         };
         report.by_policy = ComparedPolicy::ALL.map(fresh).to_vec();
     }
+    let evidence_kept = |pruned: &Timeline, sum: &mut MeanAccumulator| {
+        for needed in &sample.evidence {
+            let stays = |turn: &&TurnId| pruned.turn_chunks(**turn).any(|chunk| chunk.is_live());
+            sum.add(needed.iter().filter(stays).count() as f64 / needed.len() as f64);
+        }
+    };
     for result in &mut report.by_policy {
         let pruned_timeline =
             policies::prune_window(result.policy, &timeline, prefix, budget, &rules, &observed);
@@ -169,10 +189,29 @@ fn measure_sample(
         result.tokens.add((prefix + pruned_timeline.live_len()) as f64);
         result.kl.add(mean(&cost.kl));
         result.nll.add(mean(&cost.nll));
-        for needed in &sample.evidence {
-            let stays = |turn: &&TurnId| pruned_timeline.turn_chunks(**turn).any(|chunk| chunk.is_live());
-            result.evidence_kept.add(needed.iter().filter(stays).count() as f64 / needed.len() as f64);
-        }
+        evidence_kept(&pruned_timeline, &mut result.evidence_kept);
+    }
+    if report.by_stride.is_empty() {
+        let fresh = |&stride| StrideResult { stride, ..StrideResult::default() };
+        report.by_stride = setup.strides.iter().map(fresh).collect();
+    }
+    let prune = |timeline: &Timeline| {
+        policies::prune_window(ComparedPolicy::Brightness, timeline, prefix, budget, &rules, &observed)
+    };
+    let live_chunks = |timeline: &Timeline| -> BTreeSet<ChunkId> {
+        timeline.chunks().filter(|chunk| chunk.is_live()).map(|chunk| chunk.id()).collect()
+    };
+    let full = live_chunks(&prune(&timeline));
+    for result in &mut report.by_stride {
+        let scored = policies::replay_scored(sample, &observed, &setup.rules, result.stride);
+        let pruned_timeline = prune(&scored);
+        let cost = trial.cost_without(&pruned_slots(&pruned_timeline, prefix))?;
+        result.kl.add(mean(&cost.kl));
+        evidence_kept(&pruned_timeline, &mut result.evidence_kept);
+        let kept = live_chunks(&pruned_timeline);
+        result
+            .same_chunks
+            .add(kept.intersection(&full).count() as f64 / full.union(&kept).count().max(1) as f64);
     }
     if setup.ablate_each_chunk {
         ablate_chunks(&timeline, prefix, rules.sinks, &mut trial, report)?;

@@ -112,11 +112,13 @@ impl ObservedAttention {
     }
 }
 
-/// The conversation after the watched turns, scored as if the model had generated its part of them.
+/// The conversation after the watched turns, scored as if the model had generated its part of them, with the row of every
+/// `stride`th token.
 pub(super) fn replay_scored(
     sample: &ConversationSample,
     observed: &ObservedAttention,
     rules: &ContextRules,
+    stride: usize,
 ) -> Timeline {
     let mut timeline = sample.history.clone();
     let prefix = sample.prefix.len();
@@ -140,7 +142,7 @@ pub(super) fn replay_scored(
             scorer.push(ChunkId::new(turn.role, turn.turn, token.chunk_index), position, token.brightness);
             // A token is generated with the attention of the one before it.
             let before = prefix + position.0 as usize - 1;
-            if rules.strategy.scores_step(observed.probability_at(before)) {
+            if n % stride == 0 && rules.strategy.scores_step(observed.probability_at(before)) {
                 scorer.observe(observed.row_at(before)).expect("the model's own attention can be used");
             }
         }

@@ -248,6 +248,9 @@ define_settings! {
     "brightness.min_confidence" [http] brightness_min_confidence: FloatInRange<0, 1> = FloatInRange(0.0);
     /// How attention is reduced over layers: `mean`, `last`, `max`, or the mean of the listed layers.
     "brightness.layers" [http] brightness_layers: LayerReduction = LayerReduction::Mean;
+    /// Attention is read for every Nth token of an answer; `auto`: for every one on a CPU, where it costs nothing, and for
+    /// every 8th one where it is computed on a GPU. The `ttl` strategy needs every token.
+    "brightness.stride" [http] brightness_stride: AutoOr<IntInRange<1, 1000>> = AutoOr::Auto;
     /// How attention is reduced over the heads of a layer: `mean` or `max`.
     "brightness.heads" [http] brightness_heads: HeadReduction = HeadReduction::Mean;
     /// Which attention rows of the prompt (prefill) are scored: `last_row` of each batch, `all_rows` or `off`.
@@ -462,6 +465,7 @@ fn preset_overrides(preset: Preset) -> &'static [(&'static str, &'static str)] {
             ("chunk.max_tokens", "100000"),
             ("brightness.rank", "peak"),
             ("brightness.observe_prompt", "off"),
+            ("brightness.stride", "1"),
             ("prune.fill", "false"),
             ("resurrect.preview_tokens", "0"),
             ("recall.mode", "dense"),

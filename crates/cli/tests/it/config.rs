@@ -152,7 +152,7 @@ fn settings_that_clients_may_change_are_listed() {
         generation.top_p generation.min_p generation.repetition generation.seed chat.system chat.dates \
         chat.user_name chat.assistant_name tools.enabled reasoning.keep chunk.min_tokens chunk.max_tokens \
         brightness.strategy brightness.initial brightness.cap brightness.decay brightness.sink \
-        brightness.score_current_turn brightness.min_confidence brightness.layers brightness.heads \
+        brightness.score_current_turn brightness.min_confidence brightness.layers brightness.stride brightness.heads \
         brightness.observe_prompt \
         brightness.rank brightness.ties ttl.seed.user ttl.seed.system ttl.seed.tool ttl.seed.llm \
         ttl.seed.default ttl.max ttl.decay ttl.gain ttl.whole_gain ttl.target trace.interval trace.attention \

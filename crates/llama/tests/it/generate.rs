@@ -177,6 +177,9 @@ fn attention_rows_follow_the_request() {
     assert_eq!(count(PromptRows::All, true), (n - 1, vec![Some(n), Some(n + 1)], batches + 1));
     assert_eq!(count(PromptRows::Off, true), (0, vec![None, Some(n + 1)], batches + 1));
     assert_eq!(count(PromptRows::All, false), (0, vec![Some(n), Some(n + 1)], 1));
+    let every_third = AttentionRequest { stride: 3, ..AttentionRequest::default() };
+    let (_, received) = generate(&mut model, &question, &greedy(7), &every_third, false, NEVER);
+    assert_eq!(received.rows, [Some(n), None, None, Some(n + 3), None, None, Some(n + 6)]);
     let prompt = Prompt {
         conversation: "main",
         window: &question,
