@@ -3,6 +3,7 @@
 import contextlib
 import re
 import signal
+import urllib.request
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -312,6 +313,16 @@ def test_tool_results_are_marked(browser, tmp_path, remote_model):
         shot(page, "tool")
         page.reload()
         expect(result).to_contain_text("✓")
+        ground = result.evaluate("node => getComputedStyle(node).backgroundColor")
+        assert re.search(r"/ 0\.08\)$", ground), ground
+        page.emulate_media(color_scheme="light")
+        assert result.evaluate("node => getComputedStyle(node).color") == "rgb(3, 98, 104)"
+        exported = urllib.request.urlopen(f"{server.url}/api/halo/v1/conversations/main/export").read()
+        status, imported = server.call("POST", "/api/halo/v1/import?file_name=x.jsonl&name=copy", exported)
+        assert status == 201, imported
+        page.goto(f"{server.url}/#copy")
+        expect(result).to_contain_text("✓")
+        page.goto(f"{server.url}/#main")
         open_panel(page, "notes")
         expect(page.locator("#note")).to_have_value(re.compile("Rufus"))
     finally:
@@ -392,6 +403,20 @@ def test_drawn_shades_in_both_themes(browser, small):
         assert all(ground.startswith("rgba(255, 200, 50, ") for ground in grounds), theme
         assert "brightness in this context: 25 of 100" in drawn["title"]
         page.close()
+
+
+def test_bars_are_shown_once_something_is_pruned(browser, small):
+    small.say("bars", "The gun on the wall is called Betsy.")
+    page = browser.new_page()
+    page.goto(f"{small.url}/#bars")
+    bar = "() => getComputedStyle(document.querySelector('.chunk:not(.ghost)'), '::before').opacity"
+    expect(page.locator(".turn.assistant .chunk").first).to_be_visible()
+    full = page.evaluate("() => import('/js/state.js').then(({ state }) => state.pruned > 0)")
+    assert full or page.evaluate(bar) == "0"
+    assert small.halo("POST", "/conversations/bars/edits", {"edit": "prune", "chunks": ["u0.0"]})[0] == 200
+    expect(page.locator(".chunk.ghost")).to_have_count(1)
+    page.wait_for_function(f"() => ({bar})() === '1'")
+    page.close()
 
 
 def test_unchanged_paragraphs_are_not_drawn_again(open_page, small):

@@ -27,6 +27,8 @@ pub struct StoreBenchReport {
     pub tokens: usize,
     /// Tokens in the context window.
     pub live: usize,
+    /// Tokens whose text is in memory when the conversation is open.
+    pub loaded: usize,
     /// Opening the file and the conversation.
     pub open_ms: f64,
     /// The live context: ids, slots and text.
@@ -57,6 +59,8 @@ pub struct StoreBenchReport {
 pub struct TokenRowBaseline {
     pub tokens: usize,
     pub live_ms: f64,
+    /// The live context without an index of the live rows.
+    pub scan_ms: f64,
     pub prune_ms: f64,
     pub brightness_ms: f64,
 }
@@ -128,6 +132,7 @@ pub fn measure(path: &Path, time: Duration) -> Result<StoreBenchReport, Error> {
     let mut report = StoreBenchReport {
         tokens: timeline.len(),
         live: timeline.live_len(),
+        loaded: timeline.chunks().filter(|chunk| chunk.is_loaded()).map(|chunk| chunk.len()).sum(),
         open_ms: open_ns / 1e6,
         ..StoreBenchReport::default()
     };
@@ -281,6 +286,19 @@ fn measure_token_rows(path: &Path, report: &StoreBenchReport, least: Duration) -
                 Ok(read.filter_map(Result::ok).count())
             },
         );
+        let scan_ns = p10_call_ns(
+            least,
+            || (),
+            |()| -> rusqlite::Result<usize> {
+                let mut select = db.prepare_cached(
+                    "SELECT position, id, text FROM token NOT INDEXED WHERE live = 1 ORDER BY position",
+                )?;
+                let read = select.query_map([], |r| {
+                    Ok((r.get::<_, i64>(0)?, r.get::<_, i64>(1)?, r.get::<_, String>(2)?))
+                })?;
+                Ok(read.filter_map(Result::ok).count())
+            },
+        );
         let middle = db.query_row(
             "SELECT chunk FROM token WHERE live = 1 LIMIT 1 OFFSET ?1",
             [report.live as i64 / 2],
@@ -303,6 +321,7 @@ fn measure_token_rows(path: &Path, report: &StoreBenchReport, least: Duration) -
         Ok(TokenRowBaseline {
             tokens,
             live_ms: live_ns / 1e6,
+            scan_ms: scan_ns / 1e6,
             prune_ms: prune_ns / 1e6,
             brightness_ms: brightness_ns / 1e6,
         })

@@ -322,7 +322,8 @@ impl<'a> TurnRunner<'a> {
             ResurrectBrightness::Max => ResurrectedBrightness::Fixed(max),
             ResurrectBrightness::Mean => {
                 let window = parts.timeline().context_window(parts.model.system_tokens.len());
-                ResurrectedBrightness::Fixed(window.mean_brightness(None).unwrap_or(max))
+                let running = parts.timeline().turns().last().map(|turn| turn.id);
+                ResurrectedBrightness::Fixed(window.mean_brightness(running).unwrap_or(max))
             }
         };
         let plan = plan_resurrection(parts.timeline(), &hits, budget.for_resurrection(), brightness);

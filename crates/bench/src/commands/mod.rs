@@ -277,6 +277,7 @@ fn store_json(report: &StoreBenchReport) -> serde_json::Value {
         "rows": {
             "tokens": report.token_rows.tokens,
             "live_ms": report.token_rows.live_ms,
+            "scan_ms": report.token_rows.scan_ms,
             "prune_ms": report.token_rows.prune_ms,
             "brightness_ms": report.token_rows.brightness_ms,
         },

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// At a million tokens with 30,000 live: read the live context in 50 ms, prune a chunk in 20 ms, resurrect it in 30 ms, and
-/// all of it ten times faster than a store with a row per token.
+/// opening the conversation and reading its live context ten times faster than a scan of one table with a row per token.
 #[test]
 fn store_of_a_million_tokens_meets_the_documents() {
     let _alone = run_alone();
@@ -36,7 +36,8 @@ fn store_of_a_million_tokens_meets_the_documents() {
         assert!(ms > 0.0 && ms <= budget, "{name}: {ms} ms, the budget is {budget}: {report:?}");
     }
     let rows = &report.token_rows;
-    assert!(rows.tokens >= 999_000 && rows.live_ms >= 10.0 * report.live_ms, "row by row: {report:?}");
+    let own = report.open_ms + report.live_ms;
+    assert!(rows.tokens >= 999_000 && rows.scan_ms >= 10.0 * own, "row by row: {report:?}");
 }
 
 /// Reading the window costs as much as the window: with as many live tokens, a conversation that is ten times as long takes
@@ -55,7 +56,8 @@ fn store_reads_cost_the_window_not_the_conversation() {
     let (short, long) = (measure(30_000), measure(300_000));
     assert!(long.live_ms <= 3.0 * short.live_ms, "{} ms, then {} ms", short.live_ms, long.live_ms);
     assert!(long.prune_ms <= 3.0 * short.prune_ms, "{} ms, then {} ms", short.prune_ms, long.prune_ms);
-    assert!(long.open_ms <= 100.0, "opening took {} ms", long.open_ms);
+    assert!(long.open_ms <= 5.0 * short.open_ms, "{} ms, then {} ms", short.open_ms, long.open_ms);
+    assert!(long.loaded <= 2 * long.live, "pruned bodies stay in the store: {long:?}");
 }
 
 /// Halo's own time per token: at most 5 ms in a window of 500 tokens and 6 ms in one of 1,700. Of that, adding a

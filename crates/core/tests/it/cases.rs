@@ -157,7 +157,7 @@ impl CaseRunner {
         let mut hits: Vec<Hit> = hits.collect();
         hits.sort_by(|a, b| b.score.total_cmp(&a.score));
         let brightness = match args.named.get("brightness") {
-            None => ResurrectedBrightness::Earned,
+            None | Some(&"earned") => ResurrectedBrightness::Earned,
             Some(&"mean") => {
                 let mean = self.timeline.context_window(0).mean_brightness(args.current());
                 ResurrectedBrightness::Fixed(mean.expect("the window is not empty"))

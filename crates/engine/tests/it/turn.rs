@@ -12,7 +12,7 @@ use halo_core::testing::shared_store::SharedStore;
 use halo_core::token::{Brightness, ChunkId};
 use halo_core::ttl::TtlRules;
 use halo_engine::event::{ATTENTION_INTERVAL, Event};
-use halo_engine::rules::ConversationRules;
+use halo_engine::rules::{ConversationRules, ResurrectBrightness};
 use halo_engine::session::Session;
 use halo_engine::tools::jq::JqRunner;
 use halo_engine::tools::{ToolCallResult, run_command};
@@ -678,7 +678,34 @@ fn tool_calls_are_limited_per_turn() {
     let events = send(&mut session, "Go on");
     let failed = events.iter().filter(|e| matches!(e, Event::ToolCalled(result) if !result.ok)).count();
     assert_eq!(failed, 5);
+    let text = session.timeline().context_window(0).text();
+    assert_eq!(text.matches("→ ❌ ").count(), 5, "{text}");
     assert_same_as_stored(&session, &store);
+}
+
+/// What returns with the mean brightness gets the mean of the other turns: the question has the brightness of a new message.
+#[test]
+fn resurrected_chunks_get_the_mean_of_the_other_turns() {
+    let store = shared_store(InMemoryStore::default());
+    let topics = ["cheese", "trains", "winter", "music", "bread"];
+    let mut answers: Vec<_> =
+        topics.iter().map(|t| answer_attending_to(&format!(" Much is known of {t}."), t)).collect();
+    // Without attention, the brightness stays as it is.
+    let attention = ScriptedAttention::Missing;
+    answers.push(ScriptedAnswer { text: " Rails.".into(), attention, fails_after: None });
+    let mut rules = test_rules(60);
+    rules.resurrect_brightness = ResurrectBrightness::Mean;
+    let mut session = open_session(&store, rules, answers);
+    topics.iter().for_each(|topic| drop(send(&mut session, &format!("Tell me all of {topic}"))));
+    let mean = session.timeline().context_window(0).mean_brightness(None).expect("there are live tokens");
+    let events = send(&mut session, "What is known of trains");
+    let resurrected = events.iter().find_map(|event| match event {
+        Event::Resurrected { chunk, .. } => session.timeline().chunk(*chunk),
+        _ => None,
+    });
+    let chunk = resurrected.expect("something is resurrected");
+    assert!(chunk.brightness_runs().flatten().all(|brightness| *brightness == mean), "{mean:?}");
+    assert!(mean.0 < 10_000.0, "{mean:?}");
 }
 
 /// The message is stored before the slow steps: the preview, which is generated in a fork, and the search.

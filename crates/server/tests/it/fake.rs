@@ -25,7 +25,9 @@ use halo_engine::chat_format::SpeakerNames;
 use halo_engine::chat_options::{ChatOptions, Persona, store_chosen_model};
 use halo_engine::forget::{CaptureDeletion, ForgetBackend};
 use halo_engine::recorder::AnswerRecorder;
-use halo_engine::rules::{AutoSizes, ConversationRules, ResurrectBrightness, ResurrectLimit};
+use halo_engine::rules::{
+    AutoSizes, ConversationRules, ForgettingRules, ResurrectBrightness, ResurrectLimit,
+};
 use halo_engine::session::{SearchIndexing, Session};
 use halo_recall::rank::SearchMode;
 use halo_recall::recall::SearchOptions;
@@ -249,11 +251,13 @@ pub struct FakeForgetting {
     pub interval: Option<Duration>,
     /// Why nothing can be erased.
     pub error: Option<Error>,
+    /// When a forgetting cycle runs; none: never.
+    pub rules: Option<ForgettingRules>,
 }
 
 impl Default for FakeForgetting {
     fn default() -> Self {
-        Self { grace_period: Duration::from_secs(7 * 24 * 60 * 60), interval: None, error: None }
+        Self { grace_period: Duration::from_secs(7 * 24 * 60 * 60), interval: None, error: None, rules: None }
     }
 }
 
@@ -486,7 +490,7 @@ impl Backend for FakeBackend {
             judge_principles: Vec::new(),
             keep_reasoning: false,
             attention_history_bytes: 1 << 20,
-            forgetting: None,
+            forgetting: self.options.forgetting.rules,
         }
     }
 

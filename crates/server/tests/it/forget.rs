@@ -5,6 +5,7 @@ use crate::request_log::LogLines;
 use halo_core::row_store::{Row, RowStore};
 use halo_core::store::Store;
 use halo_core::{Error, ErrorKind};
+use halo_engine::rules::ForgettingRules;
 use halo_server::{ListenOptions, ServerLimits, serve};
 use halo_store::database::{Database, StoreLocation};
 use halo_worlds::world_store::HEADER_KIND;
@@ -261,7 +262,7 @@ async fn failed_erasure_is_logged_without_a_word_of_the_conversation() {
         fake.app.shutdown();
 
         // The erasure is due, and the next server tries.
-        let forgetting = FakeForgetting { grace_period, interval, error: Some(error) };
+        let forgetting = FakeForgetting { grace_period, interval, error: Some(error), rules: None };
         let fake = FakeServer::with_options(FakeOptions { forgetting, ..options });
         let app = Arc::clone(&fake.app);
         std::thread::spawn(move || {
@@ -269,8 +270,9 @@ async fn failed_erasure_is_logged_without_a_word_of_the_conversation() {
             serve(&app, ListenOptions { address, tls: None, on_ready: Box::new(|_| {}) })
         });
         if opened {
-            let path = format!("/conversations/{}", name.replace(' ', "%20"));
-            assert_eq!(fake.halo_api("GET", &path, None).await.0, 200);
+            let path = format!("/conversations/{}/edits", name.replace(' ', "%20"));
+            let edit = json!({ "edit": "pin", "chunks": ["a1.0"] });
+            assert_eq!(fake.halo_api("POST", &path, Some(&edit)).await.0, 200);
         }
         let expected = format!("text that is due in the conversation {id} was not erased: {kind:?}");
         let started = Instant::now();
@@ -282,6 +284,45 @@ async fn failed_erasure_is_logged_without_a_word_of_the_conversation() {
         let quoted: Vec<String> = lines.lines().into_iter().filter(|line| line.contains(word)).collect();
         assert_eq!(quoted, Vec::<String>::new());
     }
+}
+
+/// A conversation that is only open gets its forgetting cycle on the timer; after a turn, another path starts it.
+#[tokio::test]
+async fn forgetting_cycle_runs_on_the_timer() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let fake = FakeServer::with_options(FakeOptions::in_folder(folder.path()));
+    for topic in ["tea", "bread", "trains", "winter"] {
+        let text = format!("Tell me all that you know of {topic}, and how it is made.");
+        let body = json!({ "model": "any", "messages": [{ "role": "user", "content": text }] });
+        assert_eq!(fake.chat(&body, Some("main")).await.status, 200);
+    }
+    fake.app.shutdown();
+
+    let rules = Some(ForgettingRules { threshold: 0.01 });
+    let interval = Some(Duration::from_millis(100));
+    let forgetting = FakeForgetting { interval, rules, ..FakeForgetting::default() };
+    let fake = FakeServer::with_options(FakeOptions { forgetting, ..FakeOptions::in_folder(folder.path()) });
+    let app = Arc::clone(&fake.app);
+    std::thread::spawn(move || {
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        serve(&app, ListenOptions { address, tls: None, on_ready: Box::new(|_| {}) })
+    });
+    let (status, edited) = post(&fake, "edits", json!({ "edit": "pin", "chunks": ["a7.0"] })).await;
+    assert_eq!(status, 200, "an edit opens the conversation: {edited}");
+    let started = Instant::now();
+    let state = loop {
+        let (status, state) = fake.halo_api("GET", "/conversations/main", None).await;
+        assert_eq!(status, 200, "{state}");
+        if !state["forgetting"].is_null() {
+            break state;
+        }
+        assert!(started.elapsed() < Duration::from_secs(30), "no cycle has run: {state}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert!(state["pruned"].as_u64().is_some_and(|pruned| pruned > 0), "{state}");
+    let metrics = fake.get("/metrics").await.text();
+    assert!(!metrics.contains("halo_forgetting_cycles_total 0\n"), "{metrics}");
+    fake.app.shutdown();
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use halo_worlds::hud_renderer::{HudError, HudRenderer, HudRequest, RenderedHud};
 use halo_worlds::prompts::WorldPrompts;
 use halo_worlds::testing::{self, RandomWorldSize, WorldRng};
 use halo_worlds::world::{
-    AgentId, AgentKind, HudBudgets, NewAgent, ParagraphSplit, RoomId, RoomMessage, World,
+    ARCHITECT, AgentId, AgentKind, HudBudgets, NewAgent, ParagraphSplit, RoomId, RoomMessage, World,
 };
 use halo_worlds::world_file::WorldFile;
 use serde_json::{Value, json};
@@ -33,6 +33,22 @@ pub(crate) fn document_world() -> (World, Millis) {
     let file: WorldFile = toml::from_str(include_str!("../data/document.toml")).expect("a valid world file");
     let now = heartbeat::parse_time("2024-01-15T10:31:15").expect("a valid time");
     (file.into_world("", now).expect("a valid world"), now)
+}
+
+/// The person is a member like others, with the number 0.
+#[test]
+fn hud_shows_the_architect_as_member_0() {
+    let (mut world, now) = document_world();
+    assert!(world.join_room(AgentId(5), ARCHITECT, now));
+    let prompts = WorldPrompts::default();
+    let rendered = renderer().render(&world, AgentId(5), &hud_request(now, &prompts, UNLIMITED));
+    let hud = serde_json::to_value(&rendered.expect("the HUD is rendered").hud).expect("it is serialized");
+    let rooms = hud["rooms"].as_array().expect("rooms");
+    let own = rooms.iter().find(|room| room["id"] == 5).expect("its own room");
+    let mut members: Vec<&str> =
+        own["members"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    members.sort_unstable();
+    assert_eq!(members, ["0", "5", "8"]);
 }
 
 /// Every field of the document's example with the default budgets, rooms in the order of the document; all categories of

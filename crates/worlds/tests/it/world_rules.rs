@@ -171,8 +171,14 @@ fn action_refusal_gives_reason_for_every_rule() {
 fn action_has_its_effect_for_every_type() {
     let (mut world, [ada, ben, cy, dee]) = four_agents();
     let message_id = world.send_message(ada, ben, "Hello", None, START_TIME).expect("the message is sent");
-    let act = |world: &mut World, who, action| {
+    let mut recorded = BTreeSet::new();
+    let mut act = |world: &mut World, who, action: Action| {
+        let kind = serde_json::to_value(&action).expect("it is serialized")["type"].clone();
         world.perform_action(who, action, action_context(START_TIME)).expect("the action is allowed");
+        let last =
+            world.any_agent(who).and_then(|agent| agent.recent_actions.back()).expect("it is recorded");
+        assert_eq!((kind.as_str(), &last.refused), (Some(last.kind.as_str()), &None));
+        recorded.insert(last.kind.clone());
     };
     let interval = |world: &World, who| world.agent(who).expect("the agent exists").interval.seconds();
     act(&mut world, ada, Action::React { message_id, reaction: Reaction::ThumbsUp });
@@ -254,6 +260,9 @@ fn action_has_its_effect_for_every_type() {
     // Knowledge.
     act(&mut world, ben, Action::Append { path: "list".into(), value: json!(1) });
     act(&mut world, ben, Action::Delete { path: "list".into() });
+    act(&mut world, ben, Action::Set { path: "name".into(), value: json!("Rufus"), w: None });
+    act(&mut world, ada, Action::SetAttention { room_id: ada, value: "40%".into() });
+    act(&mut world, ben, Action::Reply { room_id: ada, message_id, message: "Hello to you".into() });
     let kinds: Vec<&str> = world
         .agent(ben)
         .expect("the agent exists")
@@ -263,9 +272,20 @@ fn action_has_its_effect_for_every_type() {
         .collect();
     assert_eq!(
         kinds,
-        ["set_billboard", "clear_billboard", "set_wpm", "set_name", "wake_agent", "append", "delete"]
+        [
+            "set_billboard",
+            "clear_billboard",
+            "set_wpm",
+            "set_name",
+            "wake_agent",
+            "append",
+            "delete",
+            "set",
+            "reply"
+        ]
     );
-    assert!(kinds.iter().all(|kind| ACTION_TYPES.contains(kind)));
+    let all: BTreeSet<String> = ACTION_TYPES.iter().map(ToString::to_string).collect();
+    assert_eq!(recorded, all);
 }
 
 #[test]
