@@ -148,9 +148,9 @@ def test_word_of_an_answer_lights_what_it_attended_to(scripted, open_chat):
     # An older answer, after a restart, although what it attended to has left the context.
     server.say("main", "Name another animal.")
     assert server.halo("POST", "/conversations/main/edits", {"edit": "prune", "chunks": ["u0.0"]})[0] == 200
+    page.goto("about:blank")
     server.stop()
     server.start()
-    page.goto("about:blank")
     page.goto(f"{server.url}/#/main")
     older = page.locator(".turn.assistant", has_text="as you said")
     expect(older).to_be_visible()
