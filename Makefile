@@ -12,7 +12,7 @@ endif
 LINTED := RUSTC_WORKSPACE_WRAPPER=$(shell rustup which clippy-driver 2>/dev/null || command -v clippy-driver) \
 	CLIPPY_ARGS=-Dwarnings__CLIPPY_HACKERY__
 
-.PHONY: help run chat check test soak setup models build dist fmt lint names deny doc docs unit clients ledger bench screenshots
+.PHONY: help run chat check test soak setup models build install dist fmt lint names deny doc docs unit clients ledger bench screenshots
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 16
@@ -59,6 +59,11 @@ build:
 	@scripts/setup run
 	@[ -e target/release/halo ] || echo "building: the first time takes about ten minutes on two cores and 2 GB of disk"
 	$(CARGO) build --release --locked --package halo
+
+PREFIX ?= $(HOME)/.local
+
+install: build ## put halo, its completions and its man pages below PREFIX (~/.local)
+	@scripts/install "$(PREFIX)"
 
 dist: build ## the program with its licences and its software bill of materials (CycloneDX), in target/dist
 	@mkdir -p target/dist

@@ -98,6 +98,12 @@ pub enum CliCommand {
         #[command(subcommand)]
         command: Option<ModelsCommand>,
     },
+    /// Check what this machine has and what is missing to chat
+    SelfCheck,
+    /// Print a completion script for a shell: bash, zsh, fish, …
+    Completions(commands::shell::CompletionsArgs),
+    /// Print the man page, or write a page per command
+    Man(commands::shell::ManArgs),
     /// Print the licences of the third-party code in this program
     Licenses,
     /// Replay an attention recording through scoring and pruning, without a model
@@ -115,6 +121,9 @@ impl CliCommand {
             CliCommand::Config { .. }
             | CliCommand::Key
             | CliCommand::Licenses
+            | CliCommand::SelfCheck
+            | CliCommand::Completions(_)
+            | CliCommand::Man(_)
             | CliCommand::Doctor(_)
             | CliCommand::Models { .. }
             | CliCommand::Replay(_) => CommandTopic::Other,

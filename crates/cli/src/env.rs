@@ -142,7 +142,6 @@ impl Env {
         self.data_dir.clone()
     }
 
-    /// The data folder, or an error that says how to name one.
     /// The option that names the data folder, as a part of a command line; empty for the default folder.
     pub fn data_flag(&self) -> String {
         let Some(folder) = self.data_dir.as_ref().filter(|_| self.data_dir != self.installed_data_dir) else {
@@ -157,6 +156,7 @@ impl Env {
         }
     }
 
+    /// The data folder, or an error that says how to name one.
     pub fn require_data_dir(&self) -> Result<&Path> {
         self.data_dir.as_deref().context("this system has no data folder: name one with --data")
     }

@@ -18,7 +18,8 @@ const COMMAND_GROUPS: &[(&str, &[&str])] = &[
     ("Server", &["serve", "key", "mcp"]),
     ("Rooms of agents", &["rooms", "hud"]),
     ("Data", &["export", "import", "forget"]),
-    ("Diagnostics", &["config", "stats", "doctor", "capture", "replay", "licenses"]),
+    ("Diagnostics", &["config", "stats", "self-check", "doctor", "capture", "replay"]),
+    ("Installation", &["completions", "man", "licenses"]),
 ];
 
 /// The command with its subcommands listed by group.

@@ -28,23 +28,43 @@ use halo_recall::rank::SearchMode;
 use halo_recall::recall::SearchOptions;
 use halo_remote::RemoteModel;
 use halo_server::ModelDetails;
+use halo_store::database::Database;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 /// Opens a conversation with the model, the store and the embedder that flags and settings name.
 pub fn open_session(env: &Env, settings: &Settings, name: &str) -> Result<Session> {
-    let store = Box::new(env.open_store()?);
+    let store = env.open_store()?;
+    open_conversation(store, open_model(env, settings)?, env, settings, name)
+}
+
+/// Opens a conversation with a model that is loaded.
+pub fn open_session_with(
+    model: Box<dyn Model + Send>,
+    env: &Env,
+    settings: &Settings,
+    name: &str,
+) -> Result<Session> {
+    open_conversation(env.open_store()?, model, env, settings, name)
+}
+
+fn open_conversation(
+    store: Database,
+    model: Box<dyn Model + Send>,
+    env: &Env,
+    settings: &Settings,
+    name: &str,
+) -> Result<Session> {
     let embedder = match settings.recall_mode {
         SearchMode::Lexical => None,
         _ => open_embedder(env, settings)?,
     };
     let embedder = embedder.map(|embedder| Box::new(embedder) as Box<dyn Embedder + Send>);
-    let model = open_model(env, settings)?;
+    let rules = conversation_rules(settings);
     let bar = std::cell::OnceCell::new();
-    let session =
-        Session::open(store, model, embedder, name, conversation_rules(settings), &mut |done, total| {
-            bar.get_or_init(|| Progress::new("prefilling", total as u64)).set_position(done as u64);
-        });
+    let session = Session::open(Box::new(store), model, embedder, name, rules, &mut |done, total| {
+        bar.get_or_init(|| Progress::new("prefilling", total as u64)).set_position(done as u64);
+    });
     Ok(session?)
 }
 

@@ -110,6 +110,12 @@ impl Session {
         &*self.parts.model.model
     }
 
+    /// Closes the conversation. Its model can be used for another one.
+    #[must_use]
+    pub fn into_model(self) -> Box<dyn Model + Send> {
+        self.parts.model.model
+    }
+
     /// The store, for records and queries.
     pub fn store(&mut self) -> &mut dyn Store {
         self.parts.conversation.store()

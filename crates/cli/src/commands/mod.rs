@@ -21,6 +21,8 @@ pub mod pull;
 pub mod replay;
 pub mod rooms;
 pub mod search;
+pub mod self_check;
 pub mod serve;
+pub mod shell;
 pub mod show;
 pub mod stats;

@@ -567,7 +567,7 @@ fn download_to(
 }
 
 /// The model hub; the variable is that of the hub's own tools.
-fn hub_endpoint() -> String {
+pub(super) fn hub_endpoint() -> String {
     std::env::var("HF_ENDPOINT").ok().filter(|url| !url.is_empty()).unwrap_or_else(|| HUB_ENDPOINT.to_owned())
 }
 

@@ -85,6 +85,23 @@ pub fn run(options: &SearchArgs, env: &Env) -> Result<()> {
     print_stdout(&hits.iter().map(|f| hit_text(f, &timeline, &recall, &search_options)).collect::<String>())
 }
 
+/// So many hits are shown within a chat.
+const SHOWN_IN_CHAT: usize = 8;
+
+/// The hits in a conversation that is open. What was not embedded yet is found by its words.
+pub fn search_page(env: &Env, settings: &Settings, name: &str, query: &str) -> Result<String> {
+    if query.trim().is_empty() {
+        bail!("write what to search for: /search TEXT");
+    }
+    let lexical = settings.recall_mode == SearchMode::Lexical;
+    let embedder = if lexical { None } else { open_embedder(env, settings)? };
+    let (mut store, timeline) = open_existing(env, name, Access::Read)?;
+    let mut recall = Recall::open(&mut store, name, &timeline, embedder.map(boxed_embedder))?;
+    let options = search_options(settings, SHOWN_IN_CHAT);
+    let hits = recall.search(query, Some(jiff::Zoned::now().date()), options)?;
+    Ok(hits.iter().map(|f| hit_text(f, &timeline, &recall, &options)).collect())
+}
+
 pub fn index(options: &IndexArgs, env: &Env) -> Result<()> {
     let settings = env.load_settings()?.settings;
     let name = &options.conversation.name;

@@ -191,7 +191,7 @@ fn trace_exporter(address: &str) -> Result<TraceExporter> {
     Ok(Box::new(move |trace| poster.post("sending traces", trace).map_err(|why| why.to_string())))
 }
 
-fn parse_listen_address(text: &str) -> Result<SocketAddr> {
+pub(super) fn parse_listen_address(text: &str) -> Result<SocketAddr> {
     let address = text.to_socket_addrs().ok().and_then(|mut address| address.next());
     address
         .with_context(|| format!("'{text}' is not an address to listen on: write one such as 127.0.0.1:5001"))

@@ -13,6 +13,7 @@ mod gun;
 mod help;
 mod hostile_files;
 mod hostile_templates;
+mod install;
 mod licenses;
 mod memories;
 mod models;

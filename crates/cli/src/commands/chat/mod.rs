@@ -1,8 +1,12 @@
 //! `halo chat` and `halo capture`. From a pipe, each line is a message, and standard output gets the answers only.
 
+mod answer_display;
+mod line_reader;
+mod markdown;
 mod slash_commands;
 mod style;
 mod terminal;
+mod typed_ahead;
 
 use super::conversations::ConversationArgs;
 use super::fetch_models::fetch_missing_models;
@@ -51,7 +55,7 @@ pub fn run(options: &ChatArgs, env: &Env) -> Result<()> {
         let carried = session.carry_memories(&references, CarryMode::Separate)?;
         print_notice(&format!("{} carried from '{from}'", count_memories(carried.len())));
     }
-    chat_loop(session, env, &settings)
+    chat_loop(session, env, &settings, false)
 }
 
 /// Chats and records the model's attention.
@@ -67,12 +71,12 @@ pub fn run_capture(options: &CaptureArgs, env: &Env) -> Result<()> {
     let recording = CaptureRecorder::new(&options.output, env.data_dir(), &info.name, &loaded.settings);
     session.set_recorder(Some(Box::new(recording)));
     print_notice(&format!("recording each answer in {}", options.output.display()));
-    chat_loop(session, env, &loaded.settings)
+    chat_loop(session, env, &loaded.settings, true)
 }
 
-fn chat_loop(mut session: Session, env: &Env, settings: &Settings) -> Result<()> {
+fn chat_loop(mut session: Session, env: &Env, settings: &Settings, recording: bool) -> Result<()> {
     if std::io::stdin().is_terminal() && std::io::stdout().is_terminal() && !env.json {
-        return terminal::run(&mut session, env);
+        return terminal::run(session, env, recording);
     }
     for notice in session.take_notices() {
         print_notice(&notice);

@@ -1,63 +1,134 @@
 //! Slash commands of `halo chat`.
 
 use super::style::{TerminalStyle, brightness_range};
-use crate::commands::memories;
 use crate::commands::show::chunk_history_text;
+use crate::commands::{memories, search};
+use crate::env::Env;
+use crate::models::catalogue::ModelKind;
 use crate::output::{pluralize, sanitize_terminal_text, truncate_line};
+use crate::settings::load::closest_match;
 use crate::settings::{KEYS, Settings};
-use anyhow::{Result, bail};
-use halo_core::store::RecordKind;
-use halo_core::token::ChunkId;
+use anyhow::{Context, Result, bail};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use halo_core::store::{RecordKind, Store};
+use halo_core::token::{ChunkId, Role, TurnId};
 use halo_engine::manual_edit::ManualEdit;
 use halo_engine::session::Session;
-use halo_engine::turn::EditAuthor;
+use halo_engine::turn::{EditAuthor, TurnInput};
 use std::fmt::Write;
+
+/// What a slash command works with, besides the conversation.
+pub struct SlashContext<'a> {
+    pub env: &'a Env,
+    pub settings: &'a Settings,
+    pub style: TerminalStyle,
+    /// Whether answers are recorded.
+    pub recording: bool,
+}
 
 pub enum SlashCommandResult {
     Print(String),
-    /// The last message is to be answered again.
-    Regenerate,
+    Answer(TurnInput),
     /// The last message was removed: its text, for editing.
     EditLast(String),
-    Send(String),
+    Change(Box<ChatChange>),
     Quit,
 }
 
-const SLASH_HELP: &str = "\
-/why CHUNK                explain what happened to a chunk
-/context                  print the context window, shaded by brightness (attention)
-/graveyard                list pruned chunks
-/pin, /unpin CHUNK…       never prune a chunk, or allow it again
-/prune CHUNK…             remove from the context window
-/resurrect CHUNK…         bring back at the original position
-/delete, /undelete CHUNK… remove from the context window and search, or undo that
-/merge CHUNK…             merge into the preceding chunk
-/regenerate               generate the last answer again
-/edit [TEXT]              edit the last message and send it again
-/branch NAME [TURN]       copy the conversation up to that turn
-/notes                    print the model's notes
-/memories                 print the model's memories; `halo memories` edits them
-/settings                 print the effective settings
-/help                     print this help
-/quit                     quit (also Ctrl-D)
+/// The chat goes on with these.
+pub struct ChatChange {
+    pub env: Env,
+    pub conversation: String,
+    /// Whether the model that is loaded can be used.
+    pub keeps_model: bool,
+}
+
+/// What follows the name of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlashArgument {
+    None,
+    Text,
+    Chunks,
+    Conversation,
+    Model,
+    Setting,
+}
+
+pub struct SlashCommand {
+    pub name: &'static str,
+    pub argument: SlashArgument,
+    /// How the argument is written.
+    usage: &'static str,
+    about: &'static str,
+}
+
+const fn command(
+    name: &'static str,
+    argument: SlashArgument,
+    usage: &'static str,
+    about: &'static str,
+) -> SlashCommand {
+    SlashCommand { name, argument, usage, about }
+}
+
+pub const SLASH_COMMANDS: &[SlashCommand] = &[
+    command("search", SlashArgument::Text, "TEXT", "search this conversation, pruned text too"),
+    command("why", SlashArgument::Chunks, "CHUNK…", "explain what happened to a chunk"),
+    command("context", SlashArgument::None, "", "print the context window: what got most attention is bold"),
+    command("graveyard", SlashArgument::None, "", "list pruned chunks"),
+    command("pin", SlashArgument::Chunks, "CHUNK…", "never prune a chunk"),
+    command("unpin", SlashArgument::Chunks, "CHUNK…", "allow pruning it again"),
+    command("prune", SlashArgument::Chunks, "CHUNK…", "remove from the context window"),
+    command("resurrect", SlashArgument::Chunks, "CHUNK…", "bring back at the original position"),
+    command("delete", SlashArgument::Chunks, "CHUNK…", "remove from the context window and search"),
+    command("undelete", SlashArgument::Chunks, "CHUNK…", "undo that"),
+    command("merge", SlashArgument::Chunks, "CHUNK…", "merge into the preceding chunk"),
+    command("regenerate", SlashArgument::None, "", "generate the last answer again"),
+    command("continue", SlashArgument::None, "", "generate more of the last answer"),
+    command("edit", SlashArgument::Text, "[TEXT]", "edit the last message and send it again"),
+    command("copy", SlashArgument::None, "", "copy the last answer to the clipboard"),
+    command("branch", SlashArgument::Text, "NAME [TURN]", "copy the conversation up to that turn"),
+    command("new", SlashArgument::Text, "[NAME]", "begin a conversation"),
+    command("switch", SlashArgument::Conversation, "[NAME]", "go on with another conversation, or list all"),
+    command("model", SlashArgument::Model, "[NAME]", "use another model, or list the installed ones"),
+    command("set", SlashArgument::Setting, "KEY=VALUE", "change a setting until you quit"),
+    command("settings", SlashArgument::None, "", "print the effective settings"),
+    command("notes", SlashArgument::None, "", "print the model's notes"),
+    command("memories", SlashArgument::None, "", "print the model's memories; `halo memories` edits them"),
+    command("help", SlashArgument::None, "", "print this help"),
+    command("quit", SlashArgument::None, "", "quit (also Ctrl-D)"),
+];
+
+const HELP_END: &str = "\
 //…                       send a message that begins with a slash
+Tab completes commands, chunks, names and settings. Alt+Enter begins another line of a message.
 To erase text permanently, quit and use `halo forget`.
 A chunk is a paragraph of a message, such as u4.0 or a5.2: role (u user, a assistant), turn, paragraph.
 ";
+
+fn help_page() -> String {
+    let mut out = String::new();
+    for command in SLASH_COMMANDS {
+        let usage = format!("/{} {}", command.name, command.usage);
+        let _ = writeln!(out, "{usage:<25} {}", command.about);
+    }
+    out + HELP_END
+}
 
 /// Runs a slash command; none if the line is a message.
 pub fn run_slash_command(
     line: &str,
     session: &mut Session,
-    settings: &Settings,
-    paint: TerminalStyle,
+    context: &SlashContext<'_>,
 ) -> Result<Option<SlashCommandResult>> {
     // Two slashes begin a message that starts with a slash.
     let Some(order) = line.trim().strip_prefix('/').filter(|order| !order.starts_with('/')) else {
         return Ok(None);
     };
-    let mut words = order.split_whitespace();
-    let (word, rest) = (words.next().unwrap_or_default(), words.collect::<Vec<_>>());
+    let (word, argument) = order.split_once(char::is_whitespace).unwrap_or((order, ""));
+    let argument = argument.trim();
+    let rest: Vec<&str> = argument.split_whitespace().collect();
     let edit = match word {
         "undelete" => Some(ManualEdit::Undelete),
         _ => ManualEdit::ALL.into_iter().find(|edit| edit.name() == word),
@@ -66,25 +137,134 @@ pub fn run_slash_command(
         return Ok(Some(SlashCommandResult::Print(apply_manual_edit(edit, &rest, session)?)));
     }
     Ok(Some(match word {
-        "help" | "?" => SlashCommandResult::Print(SLASH_HELP.into()),
+        "help" | "?" => SlashCommandResult::Print(help_page()),
         "quit" | "exit" | "q" => SlashCommandResult::Quit,
-        "regenerate" => SlashCommandResult::Regenerate,
-        "edit" if rest.is_empty() => {
+        "regenerate" => SlashCommandResult::Answer(TurnInput::Regenerate(EditAuthor::User)),
+        "continue" => SlashCommandResult::Answer(TurnInput::ContinueLast),
+        "edit" if argument.is_empty() => {
             SlashCommandResult::EditLast(session.retract_last_message(EditAuthor::User)?)
         }
-        "edit" => {
-            session.retract_last_message(EditAuthor::User)?;
-            SlashCommandResult::Send(order.trim_start().trim_start_matches("edit").trim().to_owned())
-        }
+        "edit" => SlashCommandResult::Answer(TurnInput::EditLast(argument.to_owned(), EditAuthor::User)),
         "why" => SlashCommandResult::Print(chunk_history_page(&rest, session)?),
-        "context" => SlashCommandResult::Print(context_window_page(session, paint)),
+        "context" => SlashCommandResult::Print(context_window_page(session, context.style)),
         "graveyard" => SlashCommandResult::Print(graveyard_page(session)?),
         "branch" => SlashCommandResult::Print(create_branch(&rest, session)?),
         "notes" => SlashCommandResult::Print(notes_page(session)?),
         "memories" => SlashCommandResult::Print(memories_page(session)),
-        "settings" => SlashCommandResult::Print(settings_page(settings)),
+        "settings" => SlashCommandResult::Print(settings_page(context.settings)),
+        "search" => {
+            let found = search::search_page(context.env, context.settings, session.name(), argument)?;
+            SlashCommandResult::Print(found)
+        }
+        "copy" => SlashCommandResult::Print(copy_last_answer(session)?),
+        "switch" if argument.is_empty() => {
+            SlashCommandResult::Print(conversations_page(session, context.env)?)
+        }
+        "model" if argument.is_empty() => SlashCommandResult::Print(models_page(session, context.env)?),
+        "set" if argument.is_empty() => SlashCommandResult::Print(settings_page(context.settings)),
+        "new" | "switch" | "model" | "set" => {
+            if context.recording {
+                bail!("answers are recorded with one model and in one conversation: quit first");
+            }
+            let change = change_chat(word, argument, session, context.env)?;
+            SlashCommandResult::Change(Box::new(change))
+        }
         _ => bail!("there is no command /{}: /help lists the commands", sanitize_terminal_text(word)),
     }))
+}
+
+fn change_chat(word: &str, argument: &str, session: &Session, env: &Env) -> Result<ChatChange> {
+    let mut env = env.clone();
+    let mut conversation = session.name().to_owned();
+    let mut keeps_model = true;
+    match word {
+        "model" => {
+            env.models.name = Some(argument.to_owned());
+            keeps_model = false;
+        }
+        "set" => {
+            let (key, _) = argument.split_once('=').context("write /set KEY=VALUE")?;
+            keeps_model = !key.trim().starts_with("model.") && !key.trim().starts_with("kv.");
+            env.settings.set.push(argument.to_owned());
+            env.load_settings()?;
+        }
+        _ => {
+            let names = conversation_names(&env)?;
+            let exists = |name: &str| names.iter().any(|other| other == name);
+            conversation = match (word, argument) {
+                ("new", "") => free_name(exists),
+                ("new", name) if exists(name) => {
+                    bail!("there is a conversation '{name}' already: /switch {name} goes on with it")
+                }
+                ("switch", name) if !exists(name) => return Err(not_found(name, &names)),
+                (_, name) => name.to_owned(),
+            };
+        }
+    }
+    Ok(ChatChange { env, conversation, keeps_model })
+}
+
+/// A name by the day, with a number where there is one already.
+fn free_name(exists: impl Fn(&str) -> bool) -> String {
+    let day = format!("chat {}", jiff::Zoned::now().date());
+    let numbered = (2..).map(|n| format!("{day} {n}"));
+    std::iter::once(day.clone()).chain(numbered).find(|name| !exists(name)).unwrap_or_default()
+}
+
+fn conversation_names(env: &Env) -> Result<Vec<String>> {
+    let store = env.open_store_read_only()?;
+    let all = store.map(|mut store| store.list_conversations()).transpose()?.unwrap_or_default();
+    Ok(all.into_iter().map(|one| one.name).collect())
+}
+
+fn not_found(name: &str, names: &[String]) -> anyhow::Error {
+    let meant = closest_match(name, names.iter().map(String::as_str));
+    let meant = meant.map_or_else(String::new, |meant| format!("; did you mean '{meant}'?"));
+    anyhow::anyhow!("there is no conversation '{name}': /new {name} begins one{meant}")
+}
+
+fn conversations_page(session: &Session, env: &Env) -> Result<String> {
+    let mut names = conversation_names(env)?;
+    // One without messages is not stored.
+    if !names.iter().any(|name| name == session.name()) {
+        names.push(session.name().to_owned());
+    }
+    let mark = |name: &String| if name == session.name() { '*' } else { ' ' };
+    let lines = names.iter().map(|name| format!("{} {}\n", mark(name), sanitize_terminal_text(name)));
+    Ok(lines.collect::<String>() + "/switch NAME goes on with one of them\n")
+}
+
+fn models_page(session: &Session, env: &Env) -> Result<String> {
+    let current = &session.model().info().name;
+    let mut out = format!("{} answers\n", sanitize_terminal_text(current));
+    for model in env.model_library()?.installed()?.iter().filter(|model| model.kind == ModelKind::Chat) {
+        let _ = writeln!(out, "  {}", sanitize_terminal_text(&model.name));
+    }
+    Ok(out + "/model NAME uses one of them; a path or the address of a server is a name too\n")
+}
+
+/// The text of a message, pruned paragraphs too.
+pub fn message_text(session: &mut Session, turn: TurnId) -> Result<String> {
+    let (name, mut timeline) = (session.name().to_owned(), session.timeline().clone());
+    let chunks: Vec<ChunkId> = timeline.turn_chunks(turn).map(|chunk| chunk.id()).collect();
+    session.store().load_bodies(&name, &mut timeline, &chunks)?;
+    Ok(timeline.turn_chunks(turn).map(|chunk| chunk.text().into_owned()).collect())
+}
+
+/// Terminals take at most this from a program.
+const MAX_CLIPBOARD_BYTES: usize = 74_994;
+
+/// The escape sequence (OSC 52) that asks the terminal to copy a text, which works over a remote shell too.
+fn copy_last_answer(session: &mut Session) -> Result<String> {
+    let answer = session.timeline().turns().iter().rev().find(|turn| turn.role == Role::Assistant);
+    let turn = answer.context("there is no answer yet")?.id;
+    let text = message_text(session, turn)?;
+    let encoded = BASE64_STANDARD.encode(text.trim());
+    if encoded.len() > MAX_CLIPBOARD_BYTES {
+        bail!("the answer is too long for the clipboard of a terminal: `halo show` prints it");
+    }
+    let characters = pluralize(text.trim().chars().count() as u64, "character");
+    Ok(format!("\x1b]52;c;{encoded}\x07{characters} copied, if the terminal allows it\n"))
 }
 
 fn memories_page(session: &Session) -> String {

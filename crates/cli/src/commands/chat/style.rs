@@ -2,6 +2,21 @@
 
 use halo_core::timeline::{ChunkRef, Timeline};
 
+/// How a piece of text looks, in the terminal's own colours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextStyle {
+    pub bold: bool,
+    pub italic: bool,
+    pub dim: bool,
+    pub code: bool,
+}
+
+impl TextStyle {
+    pub const PLAIN: Self = Self { bold: false, italic: false, dim: false, code: false };
+    pub const DIM: Self = Self { dim: true, ..Self::PLAIN };
+    pub const CODE: Self = Self { code: true, ..Self::PLAIN };
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct TerminalStyle {
     colour: bool,
@@ -13,6 +28,25 @@ impl TerminalStyle {
         let plain = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty())
             || std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         Self { colour: !plain }
+    }
+
+    #[cfg(test)]
+    pub fn with_colour(colour: bool) -> Self {
+        Self { colour }
+    }
+
+    pub fn has_colour(self) -> bool {
+        self.colour
+    }
+
+    /// The escape sequence that begins a style and ends the one before.
+    pub fn begin(self, style: TextStyle) -> String {
+        if !self.colour {
+            return String::new();
+        }
+        let codes = [(style.bold, ";1"), (style.dim, ";2"), (style.italic, ";3"), (style.code, ";36")];
+        let codes: String = codes.iter().filter(|(on, _)| *on).map(|(_, code)| *code).collect();
+        format!("\x1b[0{codes}m")
     }
 
     /// For text beside the conversation.
@@ -34,8 +68,8 @@ impl TerminalStyle {
         if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    /// The text of a chunk, each word shaded by its brightness between the dimmest and the brightest of the context
-    /// window.
+    /// The text of a chunk, each token by its brightness between the dimmest and the brightest of the context window:
+    /// faint, as usual or bold, which can be read on every ground.
     pub fn shade_by_brightness(
         self,
         timeline: &Timeline,
@@ -51,16 +85,19 @@ impl TerminalStyle {
             if token.flags.kind() == halo_core::token::ContentKind::Template {
                 continue;
             }
-            let light = if max > min { (token.brightness.0 - min) / (max - min) } else { 1.0 };
-            // The greys of 256 colours are 232 to 255; the darkest are not readable.
-            let grey = 238 + (light.clamp(0.0, 1.0) * 17.0).round() as u8;
-            if last != Some(grey) {
-                out.push_str(&format!("\x1b[38;5;{grey}m"));
-                last = Some(grey);
+            let level = if max > min { (token.brightness.0 - min) / (max - min) } else { 0.5 };
+            let style = match (level * 3.0) as u8 {
+                0 => TextStyle::DIM,
+                1 => TextStyle::PLAIN,
+                _ => TextStyle { bold: true, ..TextStyle::PLAIN },
+            };
+            if last != Some(style) {
+                out.push_str(&self.begin(style));
+                last = Some(style);
             }
             out.push_str(token.text);
         }
-        out.push_str("\x1b[0m");
+        out.push_str(&self.begin(TextStyle::PLAIN));
         out
     }
 }

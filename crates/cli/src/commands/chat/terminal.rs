@@ -1,42 +1,41 @@
-//! The interactive chat: streams answers, reports pruned and resurrected chunks, and prints a status line per turn.
+//! The interactive chat: reads messages and slash commands, prints answers, and prints a status line per turn.
 
-use super::slash_commands::{SlashCommandResult, run_slash_command};
+use super::answer_display::{AnswerDisplay, terminal_width};
+use super::line_reader::LineReader;
+use super::markdown::MarkdownStream;
+use super::slash_commands::{ChatChange, SlashCommandResult, SlashContext, message_text, run_slash_command};
 use super::style::TerminalStyle;
+use super::typed_ahead::{HiddenInput, restore_terminal};
 use crate::commands::forget::relieve_pressure;
 use crate::env::Env;
 use crate::error::error_text;
 use crate::output::{explain_window, group_digits, pluralize, sanitize_terminal_text};
-use anyhow::Result;
-use halo_agents::mu;
-use halo_core::model::{FinishReason, StepFlow};
+use crate::wiring;
+use anyhow::{Context, Result};
+use halo_core::model::FinishReason;
+use halo_core::token::Role;
 use halo_core::{Error, ErrorKind};
-use halo_engine::event::{Event, TurnStage, TurnSummary};
+use halo_engine::event::{TurnStage, TurnSummary};
 use halo_engine::session::Session;
-use halo_engine::turn::EditAuthor;
-use rustyline::error::ReadlineError;
-use rustyline::{Config, DefaultEditor};
-use std::collections::VecDeque;
-use std::io::Write;
-use std::path::PathBuf;
+use halo_engine::turn::TurnInput;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub fn run(session: &mut Session, env: &Env) -> Result<()> {
-    let settings = env.load_settings()?.settings;
+/// Chats until the user quits. While answers are recorded, the conversation stays the same.
+pub fn run(mut session: Session, env: &Env, recording: bool) -> Result<()> {
+    let mut env = env.clone();
     let style = TerminalStyle::from_environment();
     let interrupts = handle_interrupts()?;
-    let mut reader = LineReader::new(env.input_history_file())?;
-    println!("{}", style.dim(&greeting(session)));
-    for notice in session.take_notices() {
-        println!("{}", style.highlight(&sanitize_terminal_text(&notice)));
-    }
-    while let Some(line) = reader.read_line(session)? {
+    let mut reader = LineReader::new(&env)?;
+    print_greeting(&mut session, style)?;
+    while let Some(line) = reader.read_line(&mut session)? {
         if line.trim().is_empty() {
             continue;
         }
         interrupts.store(0, Ordering::SeqCst);
-        let mut screen = AnswerDisplay { style, interrupts: &interrupts, line_open: false };
-        let result = match run_slash_command(&line, session, &settings, style) {
+        let settings = env.load_settings()?.settings;
+        let context = SlashContext { env: &env, settings: &settings, style, recording };
+        let input = match run_slash_command(&line, &mut session, &context) {
             Ok(Some(SlashCommandResult::Quit)) => break,
             Ok(Some(SlashCommandResult::EditLast(text))) => {
                 reader.initial_text = text;
@@ -46,25 +45,35 @@ pub fn run(session: &mut Session, env: &Env) -> Result<()> {
                 print!("{page}");
                 None
             }
-            Ok(Some(SlashCommandResult::Regenerate)) => Some(answer(session, &mut screen, None)),
-            Ok(Some(SlashCommandResult::Send(text))) => Some(answer(session, &mut screen, Some(&text))),
+            Ok(Some(SlashCommandResult::Change(change))) => {
+                let changed = reopen(session, &env, *change, style)?;
+                (session, env) = changed;
+                None
+            }
+            Ok(Some(SlashCommandResult::Answer(input))) => Some(input),
             Ok(None) => {
                 let escaped = line.strip_prefix('/').filter(|rest| rest.starts_with('/'));
-                Some(answer(session, &mut screen, Some(escaped.unwrap_or(&line))))
+                Some(TurnInput::Message(escaped.unwrap_or(&line).to_owned()))
             }
             Err(error) => {
                 println!("{}", style.error(&sanitize_terminal_text(&error_text(&error))));
                 None
             }
         };
-        screen.clear_open_line();
-        match result {
-            Some(Ok(summary)) => {
-                println!("\n{}", style.dim(&status_line(session, &summary)));
-                relieve_pressure(session, env, &settings);
+        if let Some(input) = input {
+            let hidden = HiddenInput::begin();
+            let mut screen = AnswerDisplay::new(style, &interrupts);
+            let now = jiff::Zoned::now().datetime();
+            let result = session.run_turn(input, now, &mut |event| screen.handle_event(event));
+            screen.finish();
+            match result {
+                Ok(summary) => {
+                    println!("\n{}", style.dim(&status_line(&session, &summary)));
+                    relieve_pressure(&mut session, &env, &settings);
+                }
+                Err(error) => println!("\n{}", style.error(&turn_error_message(&error))),
             }
-            Some(Err(error)) => println!("\n{}", style.error(&turn_error_message(&error))),
-            None => {}
+            reader.add_typed(hidden.end());
         }
         reader.save_history();
     }
@@ -77,6 +86,7 @@ fn handle_interrupts() -> Result<Arc<AtomicUsize>> {
     let counter = Arc::clone(&interrupts);
     ctrlc::set_handler(move || {
         if counter.fetch_add(1, Ordering::SeqCst) > 0 {
+            restore_terminal();
             println!();
             std::process::exit(130);
         }
@@ -84,118 +94,74 @@ fn handle_interrupts() -> Result<Arc<AtomicUsize>> {
     Ok(interrupts)
 }
 
-/// Runs a turn: answers a message, or the last one again.
-fn answer(
-    session: &mut Session,
-    screen: &mut AnswerDisplay<'_>,
-    message: Option<&str>,
-) -> Result<TurnSummary, Error> {
-    let now = jiff::Zoned::now().datetime();
-    match message {
-        Some(text) => session.send_message(text, now, &mut |event| screen.handle_event(event)),
-        None => session.regenerate(EditAuthor::User, now, &mut |event| screen.handle_event(event)),
-    }
-}
-
-/// Reads lines from the terminal, with editing and a history.
-struct LineReader {
-    editor: DefaultEditor,
-    history: Option<PathBuf>,
-    /// The text that the next line begins with.
-    initial_text: String,
-    /// Lines that were typed while an answer was generated.
-    typed_ahead: VecDeque<String>,
-}
-
-impl LineReader {
-    fn new(history: Option<PathBuf>) -> Result<Self> {
-        let mut editor = DefaultEditor::with_config(Config::builder().auto_add_history(true).build())?;
-        if let Some(history) = &history {
-            let _ = editor.load_history(history);
-        }
-        Ok(Self { editor, history, initial_text: String::new(), typed_ahead: VecDeque::new() })
-    }
-
-    /// The next line; none at the end of the input. Ctrl-C clears the line; twice in a row ends the input.
-    fn read_line(&mut self, session: &mut Session) -> Result<Option<String>> {
-        let mut interrupted = false;
-        loop {
-            self.typed_ahead.extend(drain_typed_lines());
-            if let Some(line) = self.typed_ahead.pop_front() {
-                println!("› {}", sanitize_terminal_text(&line));
-                let _ = self.editor.add_history_entry(&line);
-                self.initial_text.clear();
-                return Ok(Some(line));
-            }
-            let (editor, initial) = (&mut self.editor, &self.initial_text);
-            let read = || editor.readline_with_initial("› ", (initial, ""));
-            match form_memories_while_reading(session, read) {
-                Ok(line) => {
-                    self.initial_text.clear();
-                    return Ok(Some(line));
-                }
-                Err(ReadlineError::Eof) => return Ok(None),
-                Err(ReadlineError::Interrupted) if !std::mem::replace(&mut interrupted, true) => {}
-                Err(ReadlineError::Interrupted) => return Ok(None),
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-
-    fn save_history(&mut self) {
-        if let Some(history) = &self.history {
-            let _ = self.editor.save_history(history);
-        }
-    }
-}
-
-/// Forms memories while the user types; sending a message cancels that.
-fn form_memories_while_reading<T>(session: &mut Session, read: impl FnOnce() -> T) -> T {
-    if session.rules().memory.is_none() {
-        return read();
-    }
-    let breaker = session.model().cancel_handle();
-    let wanted = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        // A failed memory is tried again after the next answer.
-        scope.spawn(|| {
-            while session
-                .run_idle_memory_work(&|| wanted.load(Ordering::SeqCst), &mut |_| {})
-                .unwrap_or(false)
-            {}
-        });
-        let read = read();
-        wanted.store(true, Ordering::SeqCst);
-        breaker.iter().for_each(|breaks| breaks());
-        read
-    })
-}
-
-/// The lines that were typed during an answer: the line editor would take the first and drop the rest.
-#[cfg(unix)]
-fn drain_typed_lines() -> Vec<String> {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let stdin = rustix::stdio::stdin();
-    let (mut typed, mut buffer) = (Vec::new(), [0; 4096]);
-    let waiting = || {
-        let mut one = [PollFd::new(&stdin, PollFlags::IN)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut one, Some(&now)).is_ok_and(|n| n > 0)
+/// Opens another conversation, or the same one with another model or other settings. Where that fails, everything stays as it was.
+fn reopen(session: Session, env: &Env, change: ChatChange, style: TerminalStyle) -> Result<(Session, Env)> {
+    let before = session.name().to_owned();
+    let opened = if change.keeps_model {
+        open_with_model(session, &change)
+    } else {
+        drop(session);
+        change
+            .env
+            .load_settings()
+            .and_then(|loaded| wiring::open_session(&change.env, &loaded.settings, &change.conversation))
     };
-    // The terminal delivers whole lines while no line is edited.
-    while typed.len() < 1 << 20 && waiting() {
-        match rustix::io::read(stdin, &mut buffer) {
-            Ok(n) if n > 0 => typed.extend_from_slice(&buffer[..n]),
-            _ => break,
+    match opened {
+        Ok(mut session) => {
+            print_greeting(&mut session, style)?;
+            Ok((session, change.env))
+        }
+        Err(error) => {
+            println!("{}", style.error(&sanitize_terminal_text(&error_text(&error))));
+            let settings = env.load_settings()?.settings;
+            let session = wiring::open_session(env, &settings, &before);
+            Ok((session.with_context(|| format!("cannot return to '{before}'"))?, env.clone()))
         }
     }
-    String::from_utf8_lossy(&typed).lines().map(str::to_owned).collect()
 }
 
-/// On other systems the editor receives everything that is typed.
-#[cfg(not(unix))]
-fn typed_ahead() -> Vec<String> {
-    Vec::new()
+/// The model stays loaded.
+fn open_with_model(session: Session, change: &ChatChange) -> Result<Session> {
+    let settings = change.env.load_settings()?.settings;
+    wiring::open_session_with(session.into_model(), &change.env, &settings, &change.conversation)
+}
+
+fn print_greeting(session: &mut Session, style: TerminalStyle) -> Result<()> {
+    println!("{}", style.dim(&greeting(session)));
+    for notice in session.take_notices() {
+        println!("{}", style.highlight(&sanitize_terminal_text(&notice)));
+    }
+    print!("{}", last_messages(session, style)?);
+    Ok(())
+}
+
+/// So many lines of a long answer are shown when its conversation is opened.
+const MAX_SHOWN_LINES: usize = 12;
+
+/// The last question and the end of its answer.
+fn last_messages(session: &mut Session, style: TerminalStyle) -> Result<String> {
+    let turns = session.timeline().turns();
+    let of_role = |role| turns.iter().rev().find(|turn| turn.role == role).map(|turn| turn.id);
+    let (question, answer) = (of_role(Role::User), of_role(Role::Assistant));
+    let mut out = String::new();
+    if let Some(turn) = question {
+        let text = sanitize_terminal_text(message_text(session, turn)?.trim());
+        let first = text.lines().next().unwrap_or_default();
+        let more = if text.lines().count() > 1 { " …" } else { "" };
+        out += &format!("{}\n", style.dim(&format!("› {first}{more}")));
+    }
+    if let Some(turn) = answer.filter(|answer| question.is_none_or(|question| *answer > question)) {
+        let text = sanitize_terminal_text(message_text(session, turn)?.trim());
+        let mut stream = MarkdownStream::new(style, terminal_width());
+        let shown = stream.push(&text) + &stream.finish();
+        let lines: Vec<&str> = shown.lines().collect();
+        let skipped = lines.len().saturating_sub(MAX_SHOWN_LINES);
+        if skipped > 0 {
+            out += &format!("{}\n", style.dim(&format!("… {}", pluralize(skipped as u64, "line"))));
+        }
+        out += &format!("{}\n\n", lines[skipped..].join("\n"));
+    }
+    Ok(out)
 }
 
 fn greeting(session: &Session) -> String {
@@ -244,7 +210,7 @@ fn status_line(session: &Session, summary: &TurnSummary) -> String {
         FinishReason::Length if summary.tokens < session.rules().sampling.max_tokens => {
             parts.push("cut: the model's context is full".into());
         }
-        FinishReason::Length => parts.push("cut at generation.max_tokens".into()),
+        FinishReason::Length => parts.push("cut at generation.max_tokens: /continue".into()),
         FinishReason::Cancelled => parts.push("stopped".into()),
         FinishReason::EndOfText | FinishReason::StopSequence => {}
     }
@@ -255,59 +221,4 @@ fn status_line(session: &Session, summary: &TurnSummary) -> String {
 fn time_to_first_token(summary: &TurnSummary) -> f64 {
     let before = [TurnStage::Preview, TurnStage::Recall, TurnStage::Store, TurnStage::Prefill];
     before.iter().map(|&stage| summary.stage_duration(stage).as_secs_f64()).sum()
-}
-
-/// The state of the screen during an answer.
-struct AnswerDisplay<'a> {
-    style: TerminalStyle,
-    interrupts: &'a AtomicUsize,
-    /// Whether the last line is not ended.
-    line_open: bool,
-}
-
-impl AnswerDisplay<'_> {
-    fn handle_event(&mut self, event: Event) -> StepFlow {
-        match event {
-            Event::Resurrected { chunk, tokens, reason: why } => {
-                self.clear_open_line();
-                let text = format!("↩ {chunk} resurrected ({}): {why}", pluralize(tokens as u64, "token"));
-                println!("{}", self.style.highlight(&sanitize_terminal_text(&text)));
-            }
-            Event::Prefilling { done, total: of } if of > 64 => {
-                print!("\r{}", self.style.dim(&format!("prefill {done}/{of} ")));
-                self.line_open = true;
-            }
-            Event::Token { text, .. } => {
-                if self.line_open {
-                    // The prefill progress is not shown after prefill.
-                    print!("\r\x1b[K");
-                    self.line_open = false;
-                }
-                print!("{}", sanitize_terminal_text(&text));
-            }
-            Event::BudgetExceeded(why) => {
-                self.clear_open_line();
-                print!("\n{}", self.style.error(&sanitize_terminal_text(&why)));
-            }
-            Event::FalsePremise { premise, reason, principle, suggestion } => {
-                let text = mu::premise_notice(&premise, &reason, principle, &suggestion);
-                println!("{}", self.style.error(&sanitize_terminal_text(&text)));
-            }
-            Event::Notice(text) => println!("{}", self.style.dim(&sanitize_terminal_text(&text))),
-            Event::Scored { errors: Some((steps, why)), .. } => {
-                let text = format!("{} whose attention could not be used: {why}", pluralize(steps, "step"));
-                print!("\n{}", self.style.error(&text));
-            }
-            _ => {}
-        }
-        let _ = std::io::stdout().flush();
-        if self.interrupts.load(Ordering::SeqCst) > 0 { StepFlow::Stop } else { StepFlow::Continue }
-    }
-
-    /// Ends a line that is not ended.
-    fn clear_open_line(&mut self) {
-        if std::mem::take(&mut self.line_open) {
-            print!("\r\x1b[K");
-        }
-    }
 }
