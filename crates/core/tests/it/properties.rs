@@ -7,7 +7,9 @@ use halo_core::testing::timeline_fuzz::TimelineFuzz;
 use proptest::prelude::*;
 
 /// A failure prints the smallest input that causes it; nothing is written into the tree.
+/// A quarter of the cases in `make test`, all of them in `make soak`.
 fn cases(cases: u32) -> ProptestConfig {
+    let cases = if option_env!("HALO_TEST_THOROUGH").is_some() { cases } else { cases / 4 };
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
