@@ -84,8 +84,13 @@ def test_pydantic_ai(scripted):
 def wait_until_aborted(server, name):
     """The server notices that the client has left: nothing is generated any more, and what there is of the answer is stored."""
     wait_for(lambda: not server.halo("GET", "/status")[1]["busy"])
-    state = server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]
-    assert state["finish_reasons"] == {"1": "aborted"} and state["chunks"][-1]["text"], state
+
+    def state():
+        return server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]
+
+    # The reason is stored with the end of the turn, after the model is free.
+    wait_for(lambda: state()["finish_reasons"])
+    assert state()["finish_reasons"] == {"1": "aborted"} and state()["chunks"][-1]["text"], state()
 
 
 @pytest.fixture

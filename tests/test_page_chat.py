@@ -219,7 +219,7 @@ def test_import_shows_progress_and_worlds(talk, open_chat):
     )
     # While the server reads the file, the page says so: the request is held until it was seen.
     held = []
-    page.route("**/api/halo/v1/import?*", held.append)
+    page.route("**/api/halo/v1/import?*", lambda route: held.append(route))
     buffer = IMPORTS["messages.json"].encode()
     page.set_input_files("#import-files", files=[{"name": "m.json", "mimeType": "text/plain", "buffer": buffer}])
     toast = page.locator(".toast.importing")

@@ -1,6 +1,7 @@
 """`halo chat` in a terminal."""
 
 import base64
+import fcntl
 import os
 import pty
 import re
@@ -15,6 +16,8 @@ from conftest import HALO
 
 TAB, ALT_ENTER, CTRL_C, CTRL_D = "\t", "\x1b\r", "\x03", "\x04"
 PROMPT = "› "
+# More than a pseudoterminal holds: it is not printed to its end before it is read.
+LONG_ANSWER = ("word" * 10 + " ") * 4000
 
 
 class Terminal:
@@ -30,7 +33,14 @@ class Terminal:
         command = [HALO, "--data", data / "store", "--model", f"scripted:{script}", *flags, "chat"]
         environment = {**os.environ, "TERM": "xterm-256color"}
         self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment,
+            start_new_session=True,
+            # Ctrl-C is a signal for the programs of a controlling terminal.
+            preexec_fn=lambda: fcntl.ioctl(slave, termios.TIOCSCTTY, 0),
         )
         self.slave = slave
         self.output = ""
@@ -93,8 +103,8 @@ def test_answers_are_wrapped_and_formatted(terminal):
         "The **bold** word and `code`.\n\n- one two three four five six seven eight nine ten eleven twelve\n"
     )
     shown = chat.say("Hello")
-    assert "\x1b[0;1mbold" in shown and "\x1b[0;36mcode\x1b[0m" in shown, shown
-    assert "• one two three four five six seven eight nine ten eleven\n  twelve" in plain(shown), plain(shown)
+    assert "\x1b[0;1mbold" in shown and "\x1b[0;36mcode" in shown, shown
+    assert "- one two three four five six seven eight nine ten eleven\n  twelve" in plain(shown), plain(shown)
 
 
 def test_tab_completes_commands_chunks_and_names(terminal):
@@ -126,7 +136,7 @@ def test_conversations_models_and_settings_change(terminal):
     assert "cut at generation.max_tokens: /continue" in chat.say("Two")
     assert "no model" in chat.order("/model nosuchmodel", r"no model[^\n]*\n")
     # The chat stays as it was where a model cannot be opened.
-    assert "First" in chat.say("Three")
+    assert "Third" in chat.say("Three")
 
 
 def test_last_answer_is_copied_found_and_edited(terminal):
@@ -138,9 +148,30 @@ def test_last_answer_is_copied_found_and_edited(terminal):
     assert "a1.0" in chat.order("/search kettle", r"kettle[^\n]*\n")
     chat.read_until(PROMPT)
     chat.type("/edit\r")
-    chat.read_until("What colour is it\\?")
+    chat.read_until("/edit What colour is it\\?")
     chat.type(" Say it again.\r")
     assert "\x1b[0;1mstill" in chat.read_until(r"tok/s[^\n]*\n")
+
+
+def test_deleted_messages_are_neither_copied_nor_shown(terminal):
+    chat = terminal("The kettle is blue.", "The \x1b]0;title\x07cup is red.")
+    chat.say("What colour is it?")
+    chat.say("And the cup?")
+    assert "\x1b]0;" not in chat.order("/context", "cup is red")
+    chat.order("/delete a3.0", r"deleted[^\n]*\n")
+    copied = chat.order("/copy", "characters copied")
+    encoded = re.search(r"\x1b\]52;c;([A-Za-z0-9+/=]+)\x07", copied).group(1)
+    assert base64.b64decode(encoded).decode() == "The kettle is blue."
+    assert "cup is red" not in chat.order("/set generation.max_tokens=5", r"/help lists[\s\S]*" + PROMPT)
+
+
+def test_stopped_continuation_keeps_the_answer(terminal):
+    chat = terminal("one two three", LONG_ANSWER)
+    chat.say("Count")
+    chat.order("/continue", "wordword")
+    chat.type(CTRL_C)
+    chat.read_until(r"stopped[^\n]*\n")
+    assert "one two three" in plain(chat.order("/context", PROMPT)).replace("\n", " ")
 
 
 def test_lines_of_a_message(terminal):
@@ -157,19 +188,20 @@ def test_lines_of_a_message(terminal):
 
 
 def test_what_is_typed_during_an_answer_is_kept(terminal):
-    chat = terminal("word " * 4000, "Second.", "Third.")
+    chat = terminal(LONG_ANSWER, "Second.", "Third.")
     chat.read_until(PROMPT)
     chat.type("Go\r")
-    chat.read_until("word word")
+    chat.read_until("wordword")
     assert not chat.echoes()
     chat.type("next one\runfinished")
+    chat.type("\x1b[200~ as\rpasted\x1b[201~")
     time.sleep(0.2)
     chat.type(CTRL_C)
     rest = chat.read_until(r"tok/s[^\n]*\n")
     assert "next" not in rest and "unfinished" not in rest, rest
     chat.read_until("› next one")
     chat.read_until("Second.")
-    chat.read_until("› .*unfinished")
+    chat.read_until("› .*unfinished as[^p]*pasted")
     chat.type("\r")
     chat.read_until("Third.")
     chat.read_until(PROMPT)

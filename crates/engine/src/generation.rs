@@ -62,6 +62,7 @@ pub(crate) struct AnswerGenerator<'p, 'a> {
 impl AnswerGenerator<'_, '_> {
     /// Generates and runs tools in turns, until the answer calls no more of them.
     pub fn generate_answer(&mut self) -> Result<GeneratedAnswer, Error> {
+        let continues = self.parts.next_answer.is_announced;
         let turn = self.begin_turn()?;
         let (mut finish, mut tokens, mut commands) = (Ok(FinishReason::EndOfText), 0, Vec::<String>::new());
         let (mut prefill, mut reasoning_end) = (None, None);
@@ -80,8 +81,9 @@ impl AnswerGenerator<'_, '_> {
         }
         let ended =
             matches!(finish, Ok(FinishReason::EndOfText | FinishReason::StopSequence | FinishReason::Length));
-        if tokens == 0 && !ended {
-            // The model was stopped or failed before its first token: the message still waits for an answer.
+        if tokens == 0 && !ended && !continues {
+            // The model was stopped or failed before its first token: the message still waits for an answer. An answer that was to
+            // be continued stays as it is.
             self.parts.delete_turns(&[turn], DeleteReason::NoAnswer)?;
         }
         Ok(GeneratedAnswer { turn, tokens, reasoning_end, prefill, finish })

@@ -254,7 +254,10 @@ impl Session {
         now: impl Into<DateTime>,
         callback: &mut TurnCallback<'_>,
     ) -> Result<TurnSummary, Error> {
-        TurnRunner::new(&mut self.parts, callback).run_turn(input, now.into())
+        let result = TurnRunner::new(&mut self.parts, callback).run_turn(input, now.into());
+        // A turn that fails before its answer begins leaves nothing for the next one.
+        self.parts.next_answer = AnswerBegin::default();
+        result
     }
 
     /// Sends a message and generates its answer.

@@ -341,7 +341,8 @@ pub fn memory_text(memory: &Memory) -> String {
         true => "carried from another conversation".to_owned(),
         false => format!("turns {} to {}", memory.range.from.0, memory.range.to.0),
     };
-    format!("{}  {range}{marks}\n    {}\n", memory.id, memory.text.replace('\n', "\n    "))
+    let text = sanitize_terminal_text(&memory.text).replace('\n', "\n    ");
+    format!("{}  {range}{marks}\n    {text}\n", memory.id)
 }
 
 fn memory_json(conversation: &str, memory: &Memory) -> Value {

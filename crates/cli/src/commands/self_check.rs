@@ -3,9 +3,10 @@
 use super::pull::hub_endpoint;
 use super::serve::parse_listen_address;
 use crate::disk::free_space;
-use crate::env::Env;
+use crate::env::{Env, create_private_dir};
 use crate::models::memory_estimate;
 use crate::output::{group_digits, pluralize, print_json, print_stdout, sanitize_terminal_text};
+use crate::script_model::{ScriptFileModel, script_file};
 use crate::settings::Settings;
 use crate::wiring;
 use anyhow::{Context, Result, bail};
@@ -129,7 +130,7 @@ fn check_gpu() -> (CheckState, String) {
 
 fn check_data_folder(env: &Env) -> (CheckState, String) {
     let written = env.require_data_dir().and_then(|folder| {
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        create_private_dir(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         tempfile::tempfile_in(folder).with_context(|| format!("cannot write to {}", folder.display()))?;
         Ok(folder)
     });
@@ -164,6 +165,12 @@ fn check_model(env: &Env) -> (CheckState, String) {
         let opened = env.load_settings().and_then(|loaded| wiring::open_model(env, &loaded.settings));
         return match opened {
             Ok(model) => (CheckState::Good, format!("{} at {address}", model.info().name)),
+            Err(error) => (CheckState::Missing, format!("{error:#}")),
+        };
+    }
+    if let Some(file) = env.models.name.as_deref().and_then(script_file) {
+        return match ScriptFileModel::open(file, None) {
+            Ok(_) => (CheckState::Good, format!("the answers in {}", file.display())),
             Err(error) => (CheckState::Missing, format!("{error:#}")),
         };
     }

@@ -100,6 +100,12 @@ fn self_check_says_what_is_missing() {
     }
     assert_eq!(state_of(&report, "store"), ("ok".into(), "none yet: the first message creates it".into()));
 
+    // The folder of the conversations is not for others.
+    let folder = data.path().join("new");
+    self_check(&folder, &[]);
+    let mode = std::os::unix::fs::PermissionsExt::mode(&folder.metadata().expect("a folder").permissions());
+    assert_eq!(mode & 0o777, 0o700);
+
     let model = chat_model();
     let (status, report) = self_check(data.path(), &["--model", model.to_str().expect("UTF-8")]);
     assert_eq!((status, &report["ready"]), (0, &Value::Bool(true)), "{report}");

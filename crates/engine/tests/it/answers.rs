@@ -3,7 +3,7 @@
 use crate::common::test_rules;
 use crate::turn::{TODAY, answer_attending_to, open_named_session, open_session, shared_store};
 use halo_core::model::StepFlow;
-use halo_core::testing::doubles::InMemoryStore;
+use halo_core::testing::doubles::{InMemoryStore, ScriptedAnswer};
 use halo_engine::chat_options::{ChatOptions, Persona, SamplingOverrides};
 use halo_engine::event::Event;
 use halo_engine::session::Session;
@@ -51,6 +51,23 @@ fn continued_answer_has_the_text_of_the_cut_one() {
     assert!(choices[1].is_current && !choices[0].is_current);
     assert_eq!(tokens(&run(&mut session, TurnInput::ContinueLast)), " one two three four five six");
     assert_eq!(session.find_inconsistencies().expect("it is checked"), Vec::<String>::new());
+}
+
+/// A continuation that fails before its first token leaves the answer as it was.
+#[test]
+fn failed_continuation_keeps_the_answer() {
+    let store = shared_store(InMemoryStore::default());
+    let broken = ScriptedAnswer { fails_after: Some(0), ..answer_attending_to(" never", "x") };
+    let answers =
+        vec![answer_attending_to(" one two three", "x"), broken, answer_attending_to(" four five", "x")];
+    let mut session = open_session(&store, test_rules(0), answers);
+    run(&mut session, TurnInput::Message("Count".into()));
+    // The model fails before its first token.
+    let failed = session.run_turn(TurnInput::ContinueLast, TODAY, &mut |_| StepFlow::Continue);
+    assert!(failed.is_err());
+    let window = session.context_window_text();
+    assert_eq!(window.matches(" one two three").count(), 1, "{window}");
+    assert_eq!(tokens(&run(&mut session, TurnInput::ContinueLast)), " one two three four five");
 }
 
 /// The text of the user takes the place of the answer, which becomes a variant; nothing is generated.

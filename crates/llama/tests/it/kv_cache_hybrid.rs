@@ -3,6 +3,7 @@
 //! same order, with the same chunks pruned, and was never lost.
 
 use crate::common::{STORY, TinyModel, sync_and_decode, tap_last_row, tokenize_chunks};
+use crate::kv_cache_property::unusual_model_steps;
 use crate::kv_cache_property::{
     CELLS, KvPropertyConversation, MAIN_SEQ, check_against_fresh, chunk_cells, filler_states,
 };
@@ -184,12 +185,12 @@ fn kv_cache_of_hybrid_equals_fresh_cache_after_random_steps() {
 
 #[test]
 fn kv_cache_of_state_space_hybrid_equals_fresh_cache_after_random_steps() {
-    check_random_steps(TinyModel::GraniteHybrid, 1000);
+    check_random_steps(TinyModel::GraniteHybrid, unusual_model_steps());
 }
 
 #[test]
 fn kv_cache_of_hybrid_with_multi_rope_equals_fresh_cache_after_random_steps() {
-    check_random_steps(TinyModel::Qwen35, 1000);
+    check_random_steps(TinyModel::Qwen35, unusual_model_steps());
 }
 
 pub fn join_chunks(chunks: &[Vec<WindowToken>], which: &[usize]) -> Vec<WindowToken> {

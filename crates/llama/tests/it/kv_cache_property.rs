@@ -279,23 +279,23 @@ fn kv_cache_equals_fresh_cache_after_random_steps() {
     check_random_steps(TinyModel::Llama, 1000);
 }
 
-/// Saving and restoring in pieces takes longer, so there are fewer steps unless `HALO_TEST_THOROUGH` is set.
-fn sliding_steps() -> usize {
+/// The steps of models other than the usual ones: a thousand in `make soak`, which sets `HALO_TEST_THOROUGH`.
+pub fn unusual_model_steps() -> usize {
     if std::env::var_os("HALO_TEST_THOROUGH").is_some() { 1000 } else { 250 }
 }
 
 #[test]
 fn kv_cache_with_sliding_window_equals_fresh_cache_after_random_steps() {
-    check_random_steps(TinyModel::Gemma3, sliding_steps());
+    check_random_steps(TinyModel::Gemma3, unusual_model_steps());
 }
 
 /// Positions of several parts cannot be shifted; where there is room, nothing is.
 #[test]
 fn kv_cache_with_multi_rope_equals_fresh_cache_after_random_steps() {
-    check_random_steps(TinyModel::Qwen2Vl, 1000);
+    check_random_steps(TinyModel::Qwen2Vl, unusual_model_steps());
 }
 
 #[test]
 fn kv_cache_with_sinks_and_experts_equals_fresh_cache_after_random_steps() {
-    check_random_steps(TinyModel::GptOss, sliding_steps());
+    check_random_steps(TinyModel::GptOss, unusual_model_steps());
 }

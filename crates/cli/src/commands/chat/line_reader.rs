@@ -1,8 +1,9 @@
 //! Reads lines from the terminal, with editing, a history and completion by Tab.
 
 use super::slash_commands::{SLASH_COMMANDS, SlashArgument};
-use super::typed_ahead::TypedText;
+use super::typed_ahead::HiddenInput;
 use crate::env::Env;
+use crate::models::catalogue::ModelKind;
 use crate::output::sanitize_terminal_text;
 use crate::settings::KEYS;
 use anyhow::Result;
@@ -14,7 +15,10 @@ use rustyline::highlight::Highlighter;
 use rustyline::hint::Hinter;
 use rustyline::history::DefaultHistory;
 use rustyline::validate::Validator;
-use rustyline::{Cmd, CompletionType, Config, Context, Editor, Helper, KeyEvent};
+use rustyline::{
+    Cmd, CompletionType, ConditionalEventHandler, Config, Context, Editor, Event, EventContext, EventHandler,
+    Helper, KeyEvent, Movement, RepeatCount,
+};
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,6 +38,7 @@ impl LineReader {
         let mut editor = Editor::with_config(config)?;
         editor.set_helper(Some(SlashCompleter { env: env.clone(), chunks: Vec::new() }));
         editor.bind_sequence(KeyEvent::alt('\r'), Cmd::Newline);
+        editor.bind_sequence(KeyEvent::ctrl('C'), EventHandler::Conditional(Box::new(ClearLine)));
         let history = env.input_history_file();
         if let Some(history) = &history {
             let _ = editor.load_history(history);
@@ -41,16 +46,19 @@ impl LineReader {
         Ok(Self { editor, history, initial_text: String::new(), typed_ahead: VecDeque::new() })
     }
 
-    /// Takes what was typed during an answer.
-    pub fn add_typed(&mut self, typed: TypedText) {
+    /// Takes what was typed while no line was read. It goes on with the line that was begun before.
+    pub fn add_typed(&mut self, hidden: HiddenInput) {
+        let typed = hidden.end(std::mem::take(&mut self.initial_text));
         self.typed_ahead.extend(typed.lines);
-        self.initial_text.push_str(&typed.rest);
+        self.initial_text = typed.rest;
     }
 
-    /// The next line; none at the end of the input. Ctrl-C clears the line; twice in a row ends the input.
+    /// The next line; none at the end of the input. Ctrl-C clears the line; twice on an empty line, it ends the input.
     pub fn read_line(&mut self, session: &mut Session) -> Result<Option<String>> {
         let mut interrupted = false;
         loop {
+            // The editor would drop what follows the first line.
+            self.add_typed(HiddenInput::begin());
             if let Some(line) = self.typed_ahead.pop_front() {
                 println!("› {}", sanitize_terminal_text(&line));
                 let _ = self.editor.add_history_entry(&line);
@@ -70,6 +78,7 @@ impl LineReader {
                 Err(ReadlineError::Eof) => return Ok(None),
                 Err(ReadlineError::Interrupted) if !std::mem::replace(&mut interrupted, true) => {
                     self.initial_text.clear();
+                    println!("Ctrl-C again, Ctrl-D or /quit quits");
                 }
                 Err(ReadlineError::Interrupted) => return Ok(None),
                 Err(error) => return Err(error.into()),
@@ -106,6 +115,18 @@ fn form_memories_while_reading<T>(session: &mut Session, read: impl FnOnce() -> 
     })
 }
 
+/// Ctrl-C in a line that has text.
+struct ClearLine;
+
+impl ConditionalEventHandler for ClearLine {
+    fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext<'_>) -> Option<Cmd> {
+        Some(match context.line().is_empty() {
+            true => Cmd::Interrupt,
+            false => Cmd::Kill(Movement::WholeBuffer),
+        })
+    }
+}
+
 /// Completes slash commands and what they are about.
 struct SlashCompleter {
     env: Env,
@@ -126,7 +147,8 @@ impl SlashCompleter {
             }
             SlashArgument::Model => {
                 let installed = self.env.model_library().and_then(|library| library.installed());
-                installed.unwrap_or_default().into_iter().map(|model| model.name).collect()
+                let installed = installed.unwrap_or_default().into_iter();
+                installed.filter(|model| model.kind == ModelKind::Chat).map(|model| model.name).collect()
             }
         }
     }

@@ -6,12 +6,15 @@ use crate::commands::{memories, search};
 use crate::env::Env;
 use crate::models::catalogue::ModelKind;
 use crate::output::{pluralize, sanitize_terminal_text, truncate_line};
+use crate::script_model::script_file;
 use crate::settings::load::closest_match;
 use crate::settings::{KEYS, Settings};
+use crate::wiring;
 use anyhow::{Context, Result, bail};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use halo_core::store::{RecordKind, Store};
+use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, Role, TurnId};
 use halo_engine::manual_edit::ManualEdit;
 use halo_engine::session::Session;
@@ -30,8 +33,8 @@ pub struct SlashContext<'a> {
 pub enum SlashCommandResult {
     Print(String),
     Answer(TurnInput),
-    /// The last message was removed: its text, for editing.
-    EditLast(String),
+    /// The next line begins with this.
+    EditLine(String),
     Change(Box<ChatChange>),
     Quit,
 }
@@ -142,7 +145,8 @@ pub fn run_slash_command(
         "regenerate" => SlashCommandResult::Answer(TurnInput::Regenerate(EditAuthor::User)),
         "continue" => SlashCommandResult::Answer(TurnInput::ContinueLast),
         "edit" if argument.is_empty() => {
-            SlashCommandResult::EditLast(session.retract_last_message(EditAuthor::User)?)
+            let last = last_turn(session.timeline(), Role::User).context("there is no message to edit")?;
+            SlashCommandResult::EditLine(format!("/edit {}", message_text(session, last)?.trim()))
         }
         "edit" => SlashCommandResult::Answer(TurnInput::EditLast(argument.to_owned(), EditAuthor::User)),
         "why" => SlashCommandResult::Print(chunk_history_page(&rest, session)?),
@@ -180,13 +184,22 @@ fn change_chat(word: &str, argument: &str, session: &Session, env: &Env) -> Resu
     match word {
         "model" => {
             env.models.name = Some(argument.to_owned());
+            check_model(&env)?;
             keeps_model = false;
         }
         "set" => {
             let (key, _) = argument.split_once('=').context("write /set KEY=VALUE")?;
             keeps_model = !key.trim().starts_with("model.") && !key.trim().starts_with("kv.");
             env.settings.set.push(argument.to_owned());
+            if key.trim() == "generation.seed" {
+                env.settings.seed = None;
+            }
             env.load_settings()?;
+            if key.trim() == "model.path" {
+                env.models.name = None;
+                env.apply_model_setting();
+                check_model(&env)?;
+            }
         }
         _ => {
             let names = conversation_names(&env)?;
@@ -202,6 +215,16 @@ fn change_chat(word: &str, argument: &str, session: &Session, env: &Env) -> Resu
         }
     }
     Ok(ChatChange { env, conversation, keeps_model })
+}
+
+/// A file that does not exist is an error before the model in use is closed.
+fn check_model(env: &Env) -> Result<()> {
+    let has_file =
+        !wiring::uses_remote_model(env) && env.models.name.as_deref().and_then(script_file).is_none();
+    if has_file {
+        env.model_file()?;
+    }
+    Ok(())
 }
 
 /// A name by the day, with a number where there is one already.
@@ -243,12 +266,19 @@ fn models_page(session: &Session, env: &Env) -> Result<String> {
     Ok(out + "/model NAME uses one of them; a path or the address of a server is a name too\n")
 }
 
-/// The text of a message, pruned paragraphs too.
+/// The last message of a role that is not deleted.
+pub fn last_turn(timeline: &Timeline, role: Role) -> Option<TurnId> {
+    let is_kept = |turn| timeline.turn_chunks(turn).any(|chunk| !chunk.is_deleted());
+    timeline.turns().iter().rev().find(|turn| turn.role == role && is_kept(turn.id)).map(|turn| turn.id)
+}
+
+/// The text of a message, pruned paragraphs too, without deleted ones.
 pub fn message_text(session: &mut Session, turn: TurnId) -> Result<String> {
     let (name, mut timeline) = (session.name().to_owned(), session.timeline().clone());
-    let chunks: Vec<ChunkId> = timeline.turn_chunks(turn).map(|chunk| chunk.id()).collect();
+    let kept = timeline.turn_chunks(turn).filter(|chunk| !chunk.is_deleted());
+    let chunks: Vec<ChunkId> = kept.map(|chunk| chunk.id()).collect();
     session.store().load_bodies(&name, &mut timeline, &chunks)?;
-    Ok(timeline.turn_chunks(turn).map(|chunk| chunk.text().into_owned()).collect())
+    Ok(chunks.iter().filter_map(|&id| timeline.chunk(id)).map(|chunk| chunk.text().into_owned()).collect())
 }
 
 /// Terminals take at most this from a program.
@@ -256,8 +286,7 @@ const MAX_CLIPBOARD_BYTES: usize = 74_994;
 
 /// The escape sequence (OSC 52) that asks the terminal to copy a text, which works over a remote shell too.
 fn copy_last_answer(session: &mut Session) -> Result<String> {
-    let answer = session.timeline().turns().iter().rev().find(|turn| turn.role == Role::Assistant);
-    let turn = answer.context("there is no answer yet")?.id;
+    let turn = last_turn(session.timeline(), Role::Assistant).context("there is no answer yet")?;
     let text = message_text(session, turn)?;
     let encoded = BASE64_STANDARD.encode(text.trim());
     if encoded.len() > MAX_CLIPBOARD_BYTES {

@@ -1,5 +1,6 @@
 //! Colours, where the terminal supports them.
 
+use crate::output::sanitize_terminal_text;
 use halo_core::timeline::{ChunkRef, Timeline};
 
 /// How a piece of text looks, in the terminal's own colours.
@@ -33,10 +34,6 @@ impl TerminalStyle {
     #[cfg(test)]
     pub fn with_colour(colour: bool) -> Self {
         Self { colour }
-    }
-
-    pub fn has_colour(self) -> bool {
-        self.colour
     }
 
     /// The escape sequence that begins a style and ends the one before.
@@ -77,7 +74,7 @@ impl TerminalStyle {
         (min, max): (f32, f32),
     ) -> String {
         if !self.colour {
-            return chunk.live_text().into_owned();
+            return sanitize_terminal_text(&chunk.live_text());
         }
         let mut out = String::new();
         let mut last = None;
@@ -95,7 +92,7 @@ impl TerminalStyle {
                 out.push_str(&self.begin(style));
                 last = Some(style);
             }
-            out.push_str(token.text);
+            out.push_str(&sanitize_terminal_text(token.text));
         }
         out.push_str(&self.begin(TextStyle::PLAIN));
         out

@@ -1,9 +1,11 @@
 //! The interactive chat: reads messages and slash commands, prints answers, and prints a status line per turn.
 
-use super::answer_display::{AnswerDisplay, terminal_width};
+use super::answer_display::{AnswerDisplay, message_for_terminal, terminal_width};
 use super::line_reader::LineReader;
 use super::markdown::MarkdownStream;
-use super::slash_commands::{ChatChange, SlashCommandResult, SlashContext, message_text, run_slash_command};
+use super::slash_commands::{
+    ChatChange, SlashCommandResult, SlashContext, last_turn, message_text, run_slash_command,
+};
 use super::style::TerminalStyle;
 use super::typed_ahead::{HiddenInput, restore_terminal};
 use crate::commands::forget::relieve_pressure;
@@ -27,7 +29,7 @@ pub fn run(mut session: Session, env: &Env, recording: bool) -> Result<()> {
     let style = TerminalStyle::from_environment();
     let interrupts = handle_interrupts()?;
     let mut reader = LineReader::new(&env)?;
-    print_greeting(&mut session, style)?;
+    print_greeting(&mut session, style);
     while let Some(line) = reader.read_line(&mut session)? {
         if line.trim().is_empty() {
             continue;
@@ -35,9 +37,10 @@ pub fn run(mut session: Session, env: &Env, recording: bool) -> Result<()> {
         interrupts.store(0, Ordering::SeqCst);
         let settings = env.load_settings()?.settings;
         let context = SlashContext { env: &env, settings: &settings, style, recording };
+        let hidden = HiddenInput::begin();
         let input = match run_slash_command(&line, &mut session, &context) {
             Ok(Some(SlashCommandResult::Quit)) => break,
-            Ok(Some(SlashCommandResult::EditLast(text))) => {
+            Ok(Some(SlashCommandResult::EditLine(text))) => {
                 reader.initial_text = text;
                 None
             }
@@ -61,8 +64,9 @@ pub fn run(mut session: Session, env: &Env, recording: bool) -> Result<()> {
             }
         };
         if let Some(input) = input {
-            let hidden = HiddenInput::begin();
-            let mut screen = AnswerDisplay::new(style, &interrupts);
+            // A second Ctrl-C ends the program.
+            reader.save_history();
+            let mut screen = AnswerDisplay::new(style, &interrupts, &hidden);
             let now = jiff::Zoned::now().datetime();
             let result = session.run_turn(input, now, &mut |event| screen.handle_event(event));
             screen.finish();
@@ -73,8 +77,8 @@ pub fn run(mut session: Session, env: &Env, recording: bool) -> Result<()> {
                 }
                 Err(error) => println!("\n{}", style.error(&turn_error_message(&error))),
             }
-            reader.add_typed(hidden.end());
         }
+        reader.add_typed(hidden);
         reader.save_history();
     }
     Ok(())
@@ -94,7 +98,7 @@ fn handle_interrupts() -> Result<Arc<AtomicUsize>> {
     Ok(interrupts)
 }
 
-/// Opens another conversation, or the same one with another model or other settings. Where that fails, everything stays as it was.
+/// Opens another conversation, or the same one with another model or other settings. Where that fails, the one before is opened again.
 fn reopen(session: Session, env: &Env, change: ChatChange, style: TerminalStyle) -> Result<(Session, Env)> {
     let before = session.name().to_owned();
     let opened = if change.keeps_model {
@@ -108,7 +112,7 @@ fn reopen(session: Session, env: &Env, change: ChatChange, style: TerminalStyle)
     };
     match opened {
         Ok(mut session) => {
-            print_greeting(&mut session, style)?;
+            print_greeting(&mut session, style);
             Ok((session, change.env))
         }
         Err(error) => {
@@ -126,13 +130,15 @@ fn open_with_model(session: Session, change: &ChatChange) -> Result<Session> {
     wiring::open_session_with(session.into_model(), &change.env, &settings, &change.conversation)
 }
 
-fn print_greeting(session: &mut Session, style: TerminalStyle) -> Result<()> {
+fn print_greeting(session: &mut Session, style: TerminalStyle) {
     println!("{}", style.dim(&greeting(session)));
     for notice in session.take_notices() {
         println!("{}", style.highlight(&sanitize_terminal_text(&notice)));
     }
-    print!("{}", last_messages(session, style)?);
-    Ok(())
+    match last_messages(session, style) {
+        Ok(messages) => print!("{messages}"),
+        Err(error) => println!("{}", style.error(&sanitize_terminal_text(&error_text(&error)))),
+    }
 }
 
 /// So many lines of a long answer are shown when its conversation is opened.
@@ -140,18 +146,17 @@ const MAX_SHOWN_LINES: usize = 12;
 
 /// The last question and the end of its answer.
 fn last_messages(session: &mut Session, style: TerminalStyle) -> Result<String> {
-    let turns = session.timeline().turns();
-    let of_role = |role| turns.iter().rev().find(|turn| turn.role == role).map(|turn| turn.id);
+    let of_role = |role| last_turn(session.timeline(), role);
     let (question, answer) = (of_role(Role::User), of_role(Role::Assistant));
     let mut out = String::new();
     if let Some(turn) = question {
-        let text = sanitize_terminal_text(message_text(session, turn)?.trim());
+        let text = message_for_terminal(message_text(session, turn)?.trim());
         let first = text.lines().next().unwrap_or_default();
         let more = if text.lines().count() > 1 { " …" } else { "" };
         out += &format!("{}\n", style.dim(&format!("› {first}{more}")));
     }
     if let Some(turn) = answer.filter(|answer| question.is_none_or(|question| *answer > question)) {
-        let text = sanitize_terminal_text(message_text(session, turn)?.trim());
+        let text = message_for_terminal(message_text(session, turn)?.trim());
         let mut stream = MarkdownStream::new(style, terminal_width());
         let shown = stream.push(&text) + &stream.finish();
         let lines: Vec<&str> = shown.lines().collect();

@@ -10,6 +10,8 @@ mod unix {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::stdio::stdin;
     use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+    use std::cell::RefCell;
+    use std::io::Write;
 
     /// How the terminal was before its input was hidden.
     static SAVED: Mutex<Option<Termios>> = Mutex::new(None);
@@ -17,8 +19,10 @@ mod unix {
     /// As much is read at most: a file that is pasted.
     const MAX_TYPED_BYTES: usize = 1 << 20;
 
-    /// While it exists, the terminal does not show what is typed.
-    pub struct HiddenInput(());
+    /// While it exists, the terminal does not show what is typed, and says what is pasted.
+    pub struct HiddenInput {
+        typed: RefCell<Vec<u8>>,
+    }
 
     impl HiddenInput {
         pub fn begin() -> Self {
@@ -29,20 +33,27 @@ mod unix {
                 hidden.local_modes.insert(LocalModes::NOFLSH);
                 *SAVED.lock() = Some(modes);
                 let _ = tcsetattr(stdin(), OptionalActions::Now, &hidden);
+                set_bracketed_paste(true);
             }
-            Self(())
+            Self { typed: RefCell::default() }
         }
 
-        /// What was typed since the beginning.
-        pub fn end(self) -> TypedText {
-            let (mut typed, mut buffer) = (Vec::new(), [0; 4096]);
+        /// Takes what was typed so far: a terminal whose buffer is full does not hear Ctrl-C.
+        pub fn drain(&self) {
+            let mut buffer = [0; 4096];
+            let mut typed = self.typed.borrow_mut();
             while typed.len() < MAX_TYPED_BYTES && has_input() {
                 match rustix::io::read(stdin(), &mut buffer) {
                     Ok(n) if n > 0 => typed.extend_from_slice(&buffer[..n]),
                     _ => break,
                 }
             }
-            TypedText::from_keys(&String::from_utf8_lossy(&typed))
+        }
+
+        /// What was typed since the beginning, behind what was typed before.
+        pub fn end(self, before: String) -> TypedText {
+            self.drain();
+            TypedText::from_keys(before, &String::from_utf8_lossy(&self.typed.borrow()))
         }
     }
 
@@ -55,8 +66,14 @@ mod unix {
     /// Shows again what is typed, also where the program ends within an answer.
     pub fn restore_terminal() {
         if let Some(modes) = SAVED.lock().take() {
+            set_bracketed_paste(false);
             let _ = tcsetattr(stdin(), OptionalActions::Now, &modes);
         }
+    }
+
+    fn set_bracketed_paste(on: bool) {
+        print!("\x1b[?2004{}", if on { 'h' } else { 'l' });
+        let _ = std::io::stdout().flush();
     }
 
     fn has_input() -> bool {
@@ -77,8 +94,10 @@ impl HiddenInput {
         Self(())
     }
 
-    pub fn end(self) -> TypedText {
-        TypedText::default()
+    pub fn drain(&self) {}
+
+    pub fn end(self, before: String) -> TypedText {
+        TypedText { rest: before, ..TypedText::default() }
     }
 }
 
@@ -94,20 +113,31 @@ pub struct TypedText {
 
 impl TypedText {
     /// Reads keys as a line editor does that knows backspace only. Arrows and other keys that send an escape sequence are ignored.
-    fn from_keys(keys: &str) -> Self {
-        let mut typed = Self::default();
+    fn from_keys(before: String, keys: &str) -> Self {
+        let mut typed = Self { lines: Vec::new(), rest: before };
+        let mut pasted = false;
         let mut keys = keys.chars().peekable();
         while let Some(key) = keys.next() {
             match key {
+                '\n' | '\r' if pasted => typed.rest.push('\n'),
                 '\n' | '\r' => typed.lines.push(std::mem::take(&mut typed.rest)),
                 '\u{7f}' | '\u{8}' => drop(typed.rest.pop()),
                 '\u{15}' => typed.rest.clear(),
+                // Alt+Enter begins another line of the message.
+                '\u{1b}' if keys.next_if(|key| matches!(key, '\n' | '\r')).is_some() => typed.rest.push('\n'),
                 '\u{1b}' => {
-                    // ESC [ 1 ; 5 C, or ESC and one key.
+                    // ESC [ 1 ; 5 C, or ESC and one key; a paste is between ESC [ 200 ~ and ESC [ 201 ~.
+                    let mut code = String::new();
                     if keys.next_if(|key| matches!(key, '[' | 'O')).is_some() {
-                        while keys.next_if(|key| matches!(key, '0'..='?' | ' '..='/')).is_some() {}
+                        while let Some(key) = keys.next_if(|key| matches!(key, ' '..='?')) {
+                            code.push(key);
+                        }
                     }
-                    keys.next();
+                    match (code.as_str(), keys.next()) {
+                        ("200", Some('~')) => pasted = true,
+                        ("201", Some('~')) => pasted = false,
+                        _ => {}
+                    }
                 }
                 '\t' => typed.rest.push(' '),
                 key if key.is_control() => {}
@@ -124,22 +154,22 @@ mod tests {
 
     #[test]
     fn keys_become_lines() {
-        for (keys, lines, rest) in [
-            ("", &[][..], ""),
-            ("and then", &[], "and then"),
-            ("one\ntwo\nthr", &["one", "two"], "thr"),
-            ("abc\u{7f}\u{7f}xyz\r", &["axyz"], ""),
-            ("\u{7f}a", &[], "a"),
-            ("wrong\u{15}right", &[], "right"),
-            ("a\u{1b}[Ab\u{1b}[1;5Cc\u{1b}OHd\u{1b}be\u{4}", &[], "abcde"),
-            ("ümlaut\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}ok", &[], "ok"),
+        for (before, keys, lines, rest) in [
+            ("", "", &[][..], ""),
+            ("", "and then", &[], "and then"),
+            ("", "one\ntwo\nthr", &["one", "two"], "thr"),
+            ("unfin", "ished\nnext", &["unfinished"], "next"),
+            ("wrong", "\u{15}right", &[], "right"),
+            ("", "abc\u{7f}\u{7f}xyz\r", &["axyz"], ""),
+            ("", "\u{7f}a", &[], "a"),
+            ("", "a\u{1b}[Ab\u{1b}[1;5Cc\u{1b}OHd\u{1b}be\u{4}", &[], "abcde"),
+            ("", "one\u{1b}\rtwo\r", &["one\ntwo"], ""),
+            ("", "\u{1b}[200~a\rb\u{1b}[201~ c\rd", &["a\nb c"], "d"),
+            ("ümlaut", "\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}ok", &[], "ok"),
         ] {
-            let typed = TypedText::from_keys(keys);
-            assert_eq!(
-                (typed.lines.as_slice(), typed.rest.as_str()),
-                (lines.iter().map(|l| (*l).to_owned()).collect::<Vec<_>>().as_slice(), rest),
-                "{keys:?}"
-            );
+            let typed = TypedText::from_keys(before.to_owned(), keys);
+            let lines = lines.iter().map(|line| (*line).to_owned()).collect();
+            assert_eq!(typed, TypedText { lines, rest: rest.to_owned() }, "{keys:?}");
         }
     }
 }
