@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub struct CompletionsArgs {
-    /// The shell
+    /// The shell that the script is for
     #[arg(value_name = "SHELL")]
     shell: Shell,
 }

@@ -1,108 +1,112 @@
 //! What is typed while an answer is printed. The terminal does not show it then, and the next line begins with it.
 
-#[cfg(unix)]
-pub use unix::{HiddenInput, restore_terminal};
+use std::cell::RefCell;
+use std::io::Write;
+
+/// As much is read at most: a file that is pasted.
+const MAX_TYPED_BYTES: usize = 1 << 20;
+
+/// While it exists, the terminal does not show what is typed, and says what is pasted. On systems other than Unix, the line
+/// editor receives what is typed.
+pub struct HiddenInput {
+    typed: RefCell<Vec<u8>>,
+}
+
+impl HiddenInput {
+    pub fn begin() -> Self {
+        if terminal_modes::hide() {
+            set_bracketed_paste(true);
+        }
+        Self { typed: RefCell::default() }
+    }
+
+    /// Takes what was typed so far: a terminal whose buffer is full does not hear Ctrl-C.
+    pub fn drain(&self) {
+        let mut typed = self.typed.borrow_mut();
+        while typed.len() < MAX_TYPED_BYTES && terminal_modes::read_waiting(&mut typed) {}
+    }
+
+    /// What was typed since the beginning, behind what was typed before.
+    pub fn end(self, before: String) -> TypedText {
+        self.drain();
+        TypedText::from_keys(before, &String::from_utf8_lossy(&self.typed.borrow()))
+    }
+}
+
+impl Drop for HiddenInput {
+    fn drop(&mut self) {
+        restore_terminal();
+    }
+}
+
+/// Shows again what is typed, also where the program ends within an answer.
+pub fn restore_terminal() {
+    if terminal_modes::restore() {
+        set_bracketed_paste(false);
+    }
+}
+
+fn set_bracketed_paste(on: bool) {
+    print!("\x1b[?2004{}", if on { 'h' } else { 'l' });
+    let _ = std::io::stdout().flush();
+}
 
 #[cfg(unix)]
-mod unix {
-    use super::TypedText;
+mod terminal_modes {
     use parking_lot::Mutex;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::stdio::stdin;
     use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
-    use std::cell::RefCell;
-    use std::io::Write;
 
     /// How the terminal was before its input was hidden.
     static SAVED: Mutex<Option<Termios>> = Mutex::new(None);
 
-    /// As much is read at most: a file that is pasted.
-    const MAX_TYPED_BYTES: usize = 1 << 20;
-
-    /// While it exists, the terminal does not show what is typed, and says what is pasted.
-    pub struct HiddenInput {
-        typed: RefCell<Vec<u8>>,
+    pub fn hide() -> bool {
+        let Ok(modes) = tcgetattr(stdin()) else { return false };
+        let mut hidden = modes.clone();
+        hidden.local_modes.remove(LocalModes::ECHO | LocalModes::ICANON);
+        // Ctrl-C stops the answer and keeps what was typed.
+        hidden.local_modes.insert(LocalModes::NOFLSH);
+        *SAVED.lock() = Some(modes);
+        tcsetattr(stdin(), OptionalActions::Now, &hidden).is_ok()
     }
 
-    impl HiddenInput {
-        pub fn begin() -> Self {
-            if let Ok(modes) = tcgetattr(stdin()) {
-                let mut hidden = modes.clone();
-                hidden.local_modes.remove(LocalModes::ECHO | LocalModes::ICANON);
-                // Ctrl-C stops the answer and keeps what was typed.
-                hidden.local_modes.insert(LocalModes::NOFLSH);
-                *SAVED.lock() = Some(modes);
-                let _ = tcsetattr(stdin(), OptionalActions::Now, &hidden);
-                set_bracketed_paste(true);
-            }
-            Self { typed: RefCell::default() }
-        }
-
-        /// Takes what was typed so far: a terminal whose buffer is full does not hear Ctrl-C.
-        pub fn drain(&self) {
-            let mut buffer = [0; 4096];
-            let mut typed = self.typed.borrow_mut();
-            while typed.len() < MAX_TYPED_BYTES && has_input() {
-                match rustix::io::read(stdin(), &mut buffer) {
-                    Ok(n) if n > 0 => typed.extend_from_slice(&buffer[..n]),
-                    _ => break,
-                }
-            }
-        }
-
-        /// What was typed since the beginning, behind what was typed before.
-        pub fn end(self, before: String) -> TypedText {
-            self.drain();
-            TypedText::from_keys(before, &String::from_utf8_lossy(&self.typed.borrow()))
-        }
+    pub fn restore() -> bool {
+        let saved = SAVED.lock().take();
+        saved.is_some_and(|modes| tcsetattr(stdin(), OptionalActions::Now, &modes).is_ok())
     }
 
-    impl Drop for HiddenInput {
-        fn drop(&mut self) {
-            restore_terminal();
-        }
-    }
-
-    /// Shows again what is typed, also where the program ends within an answer.
-    pub fn restore_terminal() {
-        if let Some(modes) = SAVED.lock().take() {
-            set_bracketed_paste(false);
-            let _ = tcsetattr(stdin(), OptionalActions::Now, &modes);
-        }
-    }
-
-    fn set_bracketed_paste(on: bool) {
-        print!("\x1b[?2004{}", if on { 'h' } else { 'l' });
-        let _ = std::io::stdout().flush();
-    }
-
-    fn has_input() -> bool {
+    /// Appends bytes that wait to be read; false if there are none.
+    pub fn read_waiting(bytes: &mut Vec<u8>) -> bool {
         let stdin = stdin();
         let mut one = [PollFd::new(&stdin, PollFlags::IN)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut one, Some(&now)).is_ok_and(|n| n > 0)
-    }
-}
-
-/// On other systems, the line editor receives what is typed.
-#[cfg(not(unix))]
-pub struct HiddenInput(());
-
-#[cfg(not(unix))]
-impl HiddenInput {
-    pub fn begin() -> Self {
-        Self(())
-    }
-
-    pub fn drain(&self) {}
-
-    pub fn end(self, before: String) -> TypedText {
-        TypedText { rest: before, ..TypedText::default() }
+        if !poll(&mut one, Some(&now)).is_ok_and(|n| n > 0) {
+            return false;
+        }
+        let mut buffer = [0; 4096];
+        match rustix::io::read(stdin, &mut buffer) {
+            Ok(n) if n > 0 => bytes.extend_from_slice(&buffer[..n]),
+            _ => return false,
+        }
+        true
     }
 }
 
 #[cfg(not(unix))]
-pub fn restore_terminal() {}
+mod terminal_modes {
+    pub fn hide() -> bool {
+        false
+    }
+
+    pub fn restore() -> bool {
+        false
+    }
+
+    pub fn read_waiting(_: &mut Vec<u8>) -> bool {
+        false
+    }
+}
 
 /// Lines that were entered, and the beginning of the next one.
 #[derive(Debug, Default, PartialEq, Eq)]
