@@ -285,7 +285,7 @@ impl Default for ServerLimits {
             hosts: Vec::new(),
             origins: Vec::new(),
             max_body_bytes: 16 << 20,
-            max_import_bytes: 4 << 30,
+            max_import_bytes: 128 << 20,
             requests_per_second: 50,
             max_connections: 2048,
             max_connections_per_address: 512,
