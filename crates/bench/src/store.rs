@@ -273,32 +273,19 @@ fn measure_token_rows(path: &Path, report: &StoreBenchReport, least: Duration) -
             }
         }
         fill.commit()?;
-        let live_ns = p10_call_ns(
-            least,
-            || (),
-            |()| -> rusqlite::Result<usize> {
-                let mut select = db.prepare_cached(
-                    "SELECT position, id, text FROM token WHERE live = 1 ORDER BY position",
-                )?;
+        let read_live = |index: &str| {
+            let sql =
+                format!("SELECT position, id, text FROM token {index} WHERE live = 1 ORDER BY position");
+            let read = |()| -> rusqlite::Result<usize> {
+                let mut select = db.prepare_cached(&sql)?;
                 let read = select.query_map([], |r| {
                     Ok((r.get::<_, i64>(0)?, r.get::<_, i64>(1)?, r.get::<_, String>(2)?))
                 })?;
                 Ok(read.filter_map(Result::ok).count())
-            },
-        );
-        let scan_ns = p10_call_ns(
-            least,
-            || (),
-            |()| -> rusqlite::Result<usize> {
-                let mut select = db.prepare_cached(
-                    "SELECT position, id, text FROM token NOT INDEXED WHERE live = 1 ORDER BY position",
-                )?;
-                let read = select.query_map([], |r| {
-                    Ok((r.get::<_, i64>(0)?, r.get::<_, i64>(1)?, r.get::<_, String>(2)?))
-                })?;
-                Ok(read.filter_map(Result::ok).count())
-            },
-        );
+            };
+            p10_call_ns(least, || (), read)
+        };
+        let (live_ns, scan_ns) = (read_live(""), read_live("NOT INDEXED"));
         let middle = db.query_row(
             "SELECT chunk FROM token WHERE live = 1 LIMIT 1 OFFSET ?1",
             [report.live as i64 / 2],

@@ -4,6 +4,7 @@ use super::style::{TerminalStyle, brightness_range};
 use crate::commands::show::chunk_history_text;
 use crate::commands::{memories, search};
 use crate::env::Env;
+use crate::error::not_found;
 use crate::models::catalogue::ModelKind;
 use crate::output::{pluralize, sanitize_terminal_text, truncate_line};
 use crate::script_model::script_file;
@@ -209,7 +210,7 @@ fn change_chat(word: &str, argument: &str, session: &Session, env: &Env) -> Resu
                 ("new", name) if exists(name) => {
                     bail!("there is a conversation '{name}' already: /switch {name} goes on with it")
                 }
-                ("switch", name) if !exists(name) => return Err(not_found(name, &names)),
+                ("switch", name) if !exists(name) => return Err(unknown_conversation(name, &names)),
                 (_, name) => name.to_owned(),
             };
         }
@@ -240,10 +241,10 @@ fn conversation_names(env: &Env) -> Result<Vec<String>> {
     Ok(all.into_iter().map(|one| one.name).collect())
 }
 
-fn not_found(name: &str, names: &[String]) -> anyhow::Error {
+fn unknown_conversation(name: &str, names: &[String]) -> anyhow::Error {
     let meant = closest_match(name, names.iter().map(String::as_str));
     let meant = meant.map_or_else(String::new, |meant| format!("; did you mean '{meant}'?"));
-    anyhow::anyhow!("there is no conversation '{name}': /new {name} begins one{meant}")
+    not_found(format!("there is no conversation '{name}': /new {name} begins one{meant}"))
 }
 
 fn conversations_page(session: &Session, env: &Env) -> Result<String> {
