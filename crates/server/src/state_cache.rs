@@ -18,19 +18,20 @@ struct CachedState {
     /// Counts all rendered states; the smallest is the oldest.
     sequence: u64,
     source: Weak<ConversationState>,
-    /// Whether an answer was running. The finish reason of a turn is stored after its last state was published, so the snapshot
-    /// is rendered again when the answer has ended.
-    running: bool,
+    /// The last event; none while an answer was running, which has many. Records of a turn and of a forgetting cycle are stored
+    /// after the last state was published and before an event, so the snapshot is rendered again after the event.
+    last_event: Option<u64>,
     rendered: Arc<ApiSnapshot>,
 }
 
 impl StateCache {
     /// The rendered snapshot, if it is in the cache.
     pub fn get(&self, snapshot: &ConversationSnapshot) -> Option<Arc<ApiSnapshot>> {
-        let (state, running) = (&snapshot.state, snapshot.answer.is_some());
+        let (state, last_event) = (&snapshot.state, last_event(snapshot));
         let all = self.0.lock();
         let cached = all.get(&state.name)?;
-        let same = cached.running == running && std::ptr::eq(cached.source.as_ptr(), Arc::as_ptr(state));
+        let same =
+            cached.last_event == last_event && std::ptr::eq(cached.source.as_ptr(), Arc::as_ptr(state));
         same.then(|| Arc::clone(&cached.rendered))
     }
 
@@ -42,7 +43,7 @@ impl StateCache {
         if let Some(rendered) = self.get(snapshot) {
             return Ok(rendered);
         }
-        let (state, running) = (&snapshot.state, snapshot.answer.is_some());
+        let (state, last_event) = (&snapshot.state, last_event(snapshot));
         let rendered = Arc::new(render()?);
         let mut all = self.0.lock();
         all.retain(|_, cached| cached.is_used());
@@ -50,7 +51,7 @@ impl StateCache {
         let source = Arc::downgrade(state);
         all.insert(
             state.name.clone(),
-            CachedState { sequence, source, running, rendered: Arc::clone(&rendered) },
+            CachedState { sequence, source, last_event, rendered: Arc::clone(&rendered) },
         );
         if all.len() > MAX_STATES {
             let oldest = all.iter().min_by_key(|(_, cached)| cached.sequence).map(|(name, _)| name.clone());
@@ -72,6 +73,10 @@ impl StateCache {
     pub fn len(&self) -> usize {
         self.0.lock().len()
     }
+}
+
+fn last_event(snapshot: &ConversationSnapshot) -> Option<u64> {
+    snapshot.answer.is_none().then_some(snapshot.last_event)
 }
 
 impl CachedState {

@@ -289,6 +289,7 @@ async fn failed_erasure_is_logged_without_a_word_of_the_conversation() {
 /// A conversation that is only open gets its forgetting cycle on the timer; after a turn, another path starts it.
 #[tokio::test]
 async fn forgetting_cycle_runs_on_the_timer() {
+    let log = LogLines::of_process();
     let folder = tempfile::tempdir().expect("a folder");
     let fake = FakeServer::with_options(FakeOptions::in_folder(folder.path()));
     for topic in ["tea", "bread", "trains", "winter"] {
@@ -316,7 +317,7 @@ async fn forgetting_cycle_runs_on_the_timer() {
         if !state["forgetting"].is_null() {
             break state;
         }
-        assert!(started.elapsed() < Duration::from_secs(30), "no cycle has run: {state}");
+        assert!(started.elapsed() < Duration::from_secs(30), "no cycle has run: {state}\n{:?}", log.lines());
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
     assert!(state["pruned"].as_u64().is_some_and(|pruned| pruned > 0), "{state}");
