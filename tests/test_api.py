@@ -49,7 +49,7 @@ def test_routes_match_the_openapi_document(server):
             suppress_health_check=list(hypothesis.HealthCheck),
         )
         def check_case(case):
-            response = case.call(base_url=server.url)
+            response = case.call(base_url=server.url, timeout=60)
             # Messages of earlier requests may still be answered; the documented answer then is to wait.
             is_busy = response.status_code == 503 and "a message is being answered" in response.text
             expected = [check for check in checks if not is_busy or check.__name__ != "not_a_server_error"]
@@ -58,7 +58,7 @@ def test_routes_match_the_openapi_document(server):
         try:
             check_case()
         except (Exception, BaseExceptionGroup) as problem:
-            problems.append(f"{operation.label}: {problem}")
+            problems += [f"{operation.label}: {one}" for one in (problem, *getattr(problem, "exceptions", ()))]
         tried += 1
     assert tried > 15 and not problems, "\n\n".join(problems)
 

@@ -89,7 +89,7 @@ def wait_until_aborted(server, name):
         return server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]
 
     # The reason is stored with the end of the turn, after the model is free.
-    wait_for(lambda: state()["finish_reasons"])
+    wait_for(lambda: state()["finish_reasons"], seconds=60)
     assert state()["finish_reasons"] == {"1": "aborted"} and state()["chunks"][-1]["text"], state()
 
 

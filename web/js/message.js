@@ -313,7 +313,7 @@ function drawActions(node, message, { last }) {
     canAnswer,
     message.finish_reason,
     !!state.running,
-    variants.map((variant) => [variant.turn, variant.current]),
+    variants.map((variant) => [variant.turn, variant.current, variant.messages]),
   ]);
   if (node.drawnActions === key) return;
   node.drawnActions = key;

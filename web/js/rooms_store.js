@@ -34,10 +34,11 @@ export async function attempt(request) {
   }
 }
 
+/** Runs a command and returns the world as it is after it; null if the command failed. */
 export async function runCommand(command) {
   const world = await attempt(api.worldCommand(rooms.name, command));
   await useWorld(world);
-  return world !== null;
+  return world;
 }
 
 /** Takes a world that a command has returned. */
@@ -174,8 +175,9 @@ export async function setAttention(command, key) {
 
 /** The agent thinks at once, even if the world is paused. */
 export async function wake(agent) {
-  if ((await runCommand({ command: "wake", agent: agent.id })) && rooms.world.open && rooms.world.paused)
-    await setClock({ step: true });
+  // The world of the response: a refresh that began before the command may have stored an older one, in which it was closed.
+  const world = await runCommand({ command: "wake", agent: agent.id });
+  if (world?.open && world.paused) await setClock({ step: true });
 }
 
 export function setConnected(connected) {

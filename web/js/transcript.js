@@ -27,6 +27,8 @@ let scheduled = false;
 let dirty = true; // whether more has changed than the end of the running answer
 let following = false; // whether the pages in view are computed in the next frame
 let goal = null; // the page that is being scrolled to
+let jumps = 0; // numbers the jumps to a message: only the latest one arrives
+let jumping = false; // whether the page of the latest jump is being loaded
 let atEnd = true; // whether the log is scrolled to its end, and follows it
 
 const sizes = new ResizeObserver(measurePages);
@@ -57,6 +59,7 @@ export function init() {
 
 function clear() {
   sizes.disconnect();
+  cancelJump();
   $("log").replaceChildren();
   pageNodes.clear();
   spacers.clear();
@@ -381,14 +384,17 @@ function scrollToEnd(steps = 8) {
 function initScroll() {
   const log = $("log");
   let last = 0;
+  // A reader who scrolls does not want to be taken elsewhere any more.
+  for (const type of ["wheel", "touchmove"]) log.addEventListener(type, cancelJump, { passive: true });
   log.addEventListener(
     "scroll",
     () => {
       const near = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
-      if (near) atEnd = true;
+      if (near && !jumping) atEnd = true;
       else if (log.scrollTop < last - 2) atEnd = false;
       last = log.scrollTop;
-      goal = null;
+      // A scroll event of what was in view before must not end the jump that is being loaded.
+      if (!jumping) goal = null;
       $("to-end").hidden = near;
       if (!following) {
         following = true;
@@ -418,13 +424,26 @@ export function visibleRange() {
   return [indexAt(top), indexAt(top + log.clientHeight)];
 }
 
+function cancelJump() {
+  jumps += 1;
+  jumping = false;
+  goal = null;
+}
+
 /** Scrolls to a message by its index in the whole chat. */
 export async function scrollToIndex(index) {
   const page = Math.floor(Math.max(0, Math.min(index, state.total - 1)) / PAGE);
+  const jump = (jumps += 1);
   atEnd = false;
   goal = page;
-  await Promise.all([loadMarkdown(), loadPage(page)]);
-  if (!state.snapshot || goal !== page) return;
+  jumping = true;
+  try {
+    await Promise.all([loadMarkdown(), loadPage(page)]);
+  } finally {
+    if (jump === jumps) jumping = false;
+  }
+  if (!state.snapshot || jump !== jumps) return;
+  atEnd = false;
   drawPages();
   const messages = state.pages.get(page) ?? [];
   const turn = messages[Math.min(messages.length - 1, Math.floor(index) - page * PAGE)]?.turn;
