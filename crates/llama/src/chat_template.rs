@@ -205,6 +205,11 @@ pub(crate) struct ChatRenderer<'a> {
 }
 
 impl ChatRenderer<'_> {
+    /// Whether the template writes what begins an answer.
+    pub fn has_generation_prompt(&self) -> bool {
+        self.source.contains("add_generation_prompt")
+    }
+
     /// A chat as the template writes it. `thinking` is the switch that many templates have for reasoning.
     pub fn render(
         &self,

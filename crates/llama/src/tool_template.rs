@@ -166,9 +166,11 @@ fn infer_calls(
     let result = one.find(RESULTS[0])?;
     let (closing, prefix) = split_after_end_token(one.get(object.end..result)?, end_tokens);
     let close = closing.strip_suffix(template.assistant.suffix.as_str())?;
-    let next_user = one.find(NEXT_USER)?;
-    let suffix =
-        one.get(result + RESULTS[0].len()..next_user)?.strip_suffix(template.user.prefix.as_str())?;
+    let after_result = &one[result + RESULTS[0].len()..];
+    let suffix = match after_result.split_once(NEXT_USER) {
+        Some((suffix, _)) => suffix.strip_suffix(template.user.prefix.as_str())?,
+        None => after_result.strip_suffix(template.assistant.prefix.as_str())?,
+    };
     // Llama writes a result as a JSON string; its text is written without the quotes.
     let (prefix, suffix) = match (prefix.strip_suffix('"'), suffix.strip_prefix('"')) {
         (Some(prefix), Some(suffix)) => (prefix.to_owned(), suffix.to_owned()),
@@ -198,14 +200,16 @@ fn infer_calls(
 
 /// What the template writes behind the result of a function to begin the answer; none where it writes no results.
 pub(crate) fn prompt_after_result(renderer: &ChatRenderer<'_>, user_prefix: &str) -> Option<String> {
-    let before_user = render_calls(renderer, 1)?;
-    let result_end = before_user.find(RESULTS[0])? + RESULTS[0].len();
-    let closing = before_user.get(result_end..before_user.find(NEXT_USER)?)?.strip_suffix(user_prefix)?;
-    let mut messages = call_messages(1);
-    messages.pop();
-    let before_answer = renderer.render(messages, None, None).ok()?;
-    let result_end = before_answer.find(RESULTS[0])? + RESULTS[0].len();
-    before_answer.get(result_end..)?.strip_prefix(closing).map(str::to_owned)
+    let text = render_calls(renderer, 1)?;
+    let (_, after_result) = text.split_once(RESULTS[0])?;
+    let Some((closing, _)) = after_result.split_once(NEXT_USER) else {
+        // What closes the result and what begins the answer are one text here. Without a generation prompt nothing begins it.
+        return (!renderer.has_generation_prompt()).then(String::new);
+    };
+    let closing = closing.strip_suffix(user_prefix)?;
+    let before_answer = renderer.render(call_messages(1), None, None).ok()?;
+    let (_, after_result) = before_answer.split_once(RESULTS[0])?;
+    after_result.strip_prefix(closing).map(str::to_owned)
 }
 
 /// A text of the template without the ids of calls. A result is stored without an id and follows its call, so a member with an id is
@@ -230,11 +234,16 @@ fn without_call_ids(text: &str) -> Option<String> {
     Some(text)
 }
 
-/// A chat in which the model calls `count` functions, and the user goes on.
+/// A chat in which the model calls `count` functions, and the user goes on. Some templates refuse a message of the user right behind a
+/// result (Mistral): there the chat ends before the answer.
 fn render_calls(renderer: &ChatRenderer<'_>, count: usize) -> Option<String> {
-    renderer.render(call_messages(count), None, None).ok()
+    let mut messages = call_messages(count);
+    messages.push(context! { role => "user", content => NEXT_USER });
+    let text = renderer.render(messages, None, None);
+    text.or_else(|_| renderer.render(call_messages(count), None, None)).ok()
 }
 
+/// A chat in which the model calls `count` functions and gets their results.
 fn call_messages(count: usize) -> Vec<Value> {
     let arguments = parse_value(ARGUMENTS);
     let calls: Vec<Value> = (0..count)
@@ -250,7 +259,6 @@ fn call_messages(count: usize) -> Vec<Value> {
     messages.extend((0..count).map(|n| {
         context! { role => "tool", content => RESULTS[n], tool_call_id => CALL_IDS[n], name => FUNCTIONS[n] }
     }));
-    messages.push(context! { role => "user", content => NEXT_USER });
     messages
 }
 
@@ -525,6 +533,19 @@ mod tests {
             ("[TOOL_CALLS]", ", ", "]")
         );
         assert_eq!(template.tools.result, wrap("[TOOL_RESULTS] {\"content\": ", "}[/TOOL_RESULTS]"));
+    }
+
+    /// The published template of Mistral Nemo checks that the roles alternate, so no message of the user follows a result.
+    #[test]
+    fn tool_template_that_refuses_a_message_behind_a_result_is_inferred() {
+        let check = r#"{%- for message in loop_messages %}
+    {%- if message.role == "user" and loop.previtem is defined and loop.previtem.role == "tool" %}
+        {{- raise_exception("roles must alternate") }}
+    {%- endif %}
+{%- endfor %}
+{{- bos_token }}"#;
+        let checked = MISTRAL.replace("{{- bos_token }}", check);
+        assert_eq!(infer(&checked, "<s>", "</s>"), infer(MISTRAL, "<s>", "</s>"));
     }
 
     /// As Hermes 3 has it: functions are described in Python, the last result of a chat ends in another way.
