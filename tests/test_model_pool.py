@@ -122,3 +122,31 @@ def test_key_is_sent_to_addresses_that_were_set_by_hand(tmp_path, keyed_model, b
     server.stop()
     assert keyed_model.requests and json.dumps(keyed_model.requests).count("sk-of-the-owner") == 0
     assert keyed_model.keys == ({"Bearer sk-of-the-owner"} if by_hand else {None})
+
+
+def test_retokenized_chat_is_found_by_its_history(scripted):
+    """The original that is kept has the same messages, but the chat in its place goes on."""
+    server = scripted("The sky is blue.", settings=("model.context=512",))
+    install(server, "llama")
+    server.say("main", "Which colour is the sky?")
+    choose(server, "main", "llama")
+    names = {chat["name"] for chat in server.halo("GET", "/conversations?originals=true")[1]}
+    assert names == {"main", "main (scripted:answers0.txt)"}, names
+    question, answer = texts(server, "main")
+    messages = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": "And the sea?"},
+    ]
+    status, result = server.call("POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 4})
+    assert status == 200, result
+    assert texts(server, "main")[:3] == [question, answer, "And the sea?"]
+
+
+def test_embedding_model_is_refused_for_chats(scripted):
+    server = scripted("Hello.")
+    (server.data / "models").mkdir(parents=True, exist_ok=True)
+    (server.data / "models/e5-small").symlink_to(ROOT / "target/models/e5-small")
+    server.say("main", "Which colour is the sky?")
+    status, result = server.halo("PUT", "/conversations/main/model", {"model": "e5-small"})
+    assert status == 400 and "e5-small is an embedding model" in str(result), (status, result)

@@ -368,6 +368,10 @@ impl ModelPool {
         if installed.iter().any(|model| model.kind == ModelKind::Chat && model.name == name) {
             return Ok(());
         }
+        if installed.iter().any(|model| model.name == name) {
+            let message = format!("{name} is an embedding model, which cannot chat: choose a chat model");
+            return Err(Error::invalid_input(operation, message));
+        }
         Err(Error::not_found(operation, library.unknown_model_message(name, &installed)))
     }
 

@@ -119,6 +119,15 @@ impl EmbeddedTexts {
     }
 }
 
+/// The embedder, if it has this name: clients look up the model that they read in a response.
+pub(crate) async fn find_embedder(app: Arc<App>, name: String) -> ApiResult<Option<EmbedderInfo>> {
+    spawn_blocking(move || {
+        let Some(mut embedder) = app.backend.embedder() else { return Ok(None) };
+        Ok(Some(embedder.info()?).filter(|info| info.name == name))
+    })
+    .await
+}
+
 /// Embeds texts as passages. With `dimensions`, the vectors are cut to that length and normalized again. Blocks.
 fn embed_inputs(
     app: &App,

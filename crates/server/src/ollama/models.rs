@@ -2,10 +2,12 @@
 
 use super::protocol::{OllamaJson, OllamaResult};
 use crate::app::App;
+use crate::embedding::find_embedder;
 use crate::error::ErrorResponse;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use halo_core::embedder::EmbedderInfo;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -83,7 +85,11 @@ pub(super) async fn show_model(
         return Err(ErrorResponse::invalid_parameter("model", "model is required").into());
     };
     // Ollama's clients may add the tag `latest`.
-    if named.strip_suffix(":latest").unwrap_or(&named) != info.name {
+    let named = named.strip_suffix(":latest").unwrap_or(&named).to_owned();
+    if named != info.name {
+        if let Some(embedder) = find_embedder(Arc::clone(&app), named.clone()).await? {
+            return Ok(Json(show_embedder(&app, &embedder)));
+        }
         let message = format!("model '{named}' not found; this server has {}", info.name);
         return Err(ErrorResponse::not_found(message).with_param("model").into());
     }
@@ -122,6 +128,32 @@ pub(super) async fn show_model(
         },
         "capabilities": capabilities,
     })))
+}
+
+/// What Ollama says of a model that only embeds.
+fn show_embedder(app: &App, embedder: &EmbedderInfo) -> Value {
+    json!({
+        "license": "",
+        "modelfile": format!("FROM {}\n", embedder.name),
+        "parameters": format!("num_ctx                        {}", embedder.max_tokens),
+        "template": "",
+        "modified_at": timestamp(app.model_created()),
+        "details": {
+            "parent_model": "",
+            "format": "",
+            "family": "bert",
+            "families": ["bert"],
+            "parameter_size": "",
+            "quantization_level": "",
+        },
+        "model_info": {
+            "general.architecture": "bert",
+            "general.basename": embedder.name,
+            "bert.context_length": embedder.max_tokens,
+            "bert.embedding_length": embedder.dimensions,
+        },
+        "capabilities": ["embedding"],
+    })
 }
 
 /// Models are files of the person who runs the server.

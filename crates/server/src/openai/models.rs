@@ -1,7 +1,9 @@
-//! The list of models, which has one.
+//! The list of models, which has the chat model, and a model by its name. The embedder is not listed: programs offer what is listed for
+//! chats.
 
 use super::protocol::{OpenAiPath, OpenAiResult};
 use crate::app::App;
+use crate::embedding::find_embedder;
 use crate::error::ErrorResponse;
 use axum::Json;
 use axum::extract::State;
@@ -37,12 +39,20 @@ pub(super) async fn get_model(
     OpenAiPath(name): OpenAiPath<String>,
 ) -> OpenAiResult<Json<Value>> {
     let loaded = app.backend.model_info().name;
-    if name != loaded {
-        let message = format!("there is no model '{name}'; this server has {loaded}");
-        return Err(ErrorResponse::not_found(message)
-            .with_param("model")
-            .with_code("model_not_found")
-            .into());
+    if name == loaded {
+        return Ok(Json(model_object(&app)));
     }
-    Ok(Json(model_object(&app)))
+    if let Some(embedder) = find_embedder(Arc::clone(&app), name.clone()).await? {
+        return Ok(Json(json!({
+            "id": embedder.name,
+            "object": "model",
+            "created": app.model_created(),
+            "owned_by": "halo",
+            "max_model_len": embedder.max_tokens,
+            "context_length": embedder.max_tokens,
+            "meta": { "n_ctx": embedder.max_tokens, "n_embd": embedder.dimensions },
+        })));
+    }
+    let message = format!("there is no model '{name}'; this server has {loaded}");
+    Err(ErrorResponse::not_found(message).with_param("model").with_code("model_not_found").into())
 }

@@ -321,6 +321,29 @@ async fn ollama_embeds_texts() {
     assert_eq!(without.status, 501, "{}", without.text());
 }
 
+#[tokio::test]
+async fn embedder_is_found_by_its_name() {
+    let fake = FakeServer::with_options(FakeOptions { embedder: true, ..FakeOptions::default() });
+    let name = fake.post("/api/embed", &json!({ "input": "tea" })).await.json()["model"].clone();
+    let tagged = format!("{}:latest", name.as_str().expect("a name"));
+    let shown = fake.post("/api/show", &json!({ "model": tagged })).await;
+    assert_eq!(shown.status, 200, "{}", shown.text());
+    let shown = shown.json();
+    assert_eq!(shown["capabilities"], json!(["embedding"]));
+    assert_eq!(shown["model_info"]["bert.embedding_length"], 64);
+    let path = format!("/v1/models/{}", name.as_str().expect("a name").replace(' ', "%20"));
+    let model = fake.get(&path).await;
+    assert_eq!(model.status, 200, "{}", model.text());
+    let model = model.json();
+    assert_eq!(
+        (&model["id"], &model["max_model_len"], &model["meta"]["n_embd"]),
+        (&name, &json!(256), &json!(64))
+    );
+    // It is not offered for chats.
+    assert_eq!(fake.get("/v1/models").await.json()["data"].as_array().map(Vec::len), Some(1));
+    assert_eq!(FakeServer::in_memory().get(&path).await.status, 404);
+}
+
 /// A model that cannot do what an option asks for is not asked at all.
 #[tokio::test]
 async fn ollama_options_of_a_limited_model_are_refused() {
