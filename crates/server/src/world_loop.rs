@@ -35,6 +35,12 @@ pub(crate) fn open_world(app: &Arc<App>, name: &str) -> Result<Arc<WorldRunner>,
                 publish_world_event(&app, ApiWorldEvent { name, thinking, ..ApiWorldEvent::default() });
             }
         }));
+        let (listening, world) = (Arc::downgrade(app), name.to_owned());
+        runner.set_heartbeat_listener(Box::new(move |report| {
+            if let Some(app) = listening.upgrade() {
+                publish_world_change(&app, &world, &report.changes, Some(report));
+            }
+        }));
         let (app, on_thread, name) = (Arc::clone(app), Arc::clone(&runner), name.to_owned());
         let thread = std::thread::Builder::new()
             .name("halo-world".into())
@@ -66,9 +72,8 @@ fn run_world(app: &App, name: &str, mut runner: Arc<WorldRunner>, thinking_shown
                 runner.wait(PREEMPT_DELAY);
             }
             Ok(RunnerStep::Changed(changes)) => publish_world_change(app, name, &changes, None),
-            Ok(RunnerStep::Heartbeat(report)) => {
-                publish_world_change(app, name, &report.changes, Some(&report));
-            }
+            // The listener has published it.
+            Ok(RunnerStep::Heartbeat(_)) => {}
             Err(e) => {
                 // The name of a world is text of its user, and errors quote it.
                 let created = runner.store().created();

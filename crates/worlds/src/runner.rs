@@ -49,6 +49,7 @@ pub struct WorldRunner {
     group_limit: AtomicUsize,
     stopping: AtomicBool,
     thinking_listener: OnceLock<ThinkingListener>,
+    heartbeat_listener: OnceLock<HeartbeatListener>,
 }
 
 /// How agents are paced, and what is recorded of them.
@@ -106,6 +107,9 @@ const MODEL_BUSY_RETRY: Duration = Duration::from_millis(50);
 /// Hears which agent begins to think.
 pub type ThinkingListener = Box<dyn Fn(AgentId) + Send + Sync>;
 
+/// Hears of a heartbeat when it has ended, also while other agents still think.
+pub type HeartbeatListener = Box<dyn Fn(&HeartbeatReport) + Send + Sync>;
+
 /// A handle to a model while an agent uses it.
 struct HeldModel<'a> {
     runner: &'a WorldRunner,
@@ -156,12 +160,24 @@ impl WorldRunner {
             group_limit: AtomicUsize::new(usize::MAX),
             stopping: AtomicBool::new(false),
             thinking_listener: OnceLock::new(),
+            heartbeat_listener: OnceLock::new(),
         }
     }
 
     /// `listener` hears which agent begins to think. It must not block; later calls have no effect.
     pub fn set_thinking_listener(&self, listener: ThinkingListener) {
         let _ = self.thinking_listener.set(listener);
+    }
+
+    /// `listener` hears of each heartbeat that has ended. It must not block; later calls have no effect.
+    pub fn set_heartbeat_listener(&self, listener: HeartbeatListener) {
+        let _ = self.heartbeat_listener.set(listener);
+    }
+
+    fn announce(&self, step: &RunnerStep) {
+        if let (RunnerStep::Heartbeat(report), Some(listener)) = (step, self.heartbeat_listener.get()) {
+            listener(report);
+        }
     }
 
     pub fn store(&self) -> MutexGuard<'_, WorldStore> {
@@ -333,6 +349,7 @@ impl WorldRunner {
                 if matches!(step, RunnerStep::Heartbeat(_)) {
                     self.finish_step(agent);
                 }
+                self.announce(&step);
                 Ok(step)
             }
             _ => {
@@ -373,7 +390,7 @@ impl WorldRunner {
         self.group_limit.store(agents.max(1), Ordering::SeqCst);
     }
 
-    /// Runs the heartbeats of several agents at the same time. Each answer is applied when it is complete.
+    /// Runs the heartbeats of several agents at the same time. Each answer is applied and announced when it is complete.
     fn run_heartbeats(
         &self,
         group: &[AgentId],
@@ -384,7 +401,9 @@ impl WorldRunner {
         std::thread::scope(|scope| {
             let start = |&agent: &AgentId| {
                 let builder = std::thread::Builder::new().name("halo-agent".into());
-                builder.spawn_scoped(scope, move || self.run_heartbeat(agent, scheduler))
+                builder.spawn_scoped(scope, move || {
+                    self.run_heartbeat(agent, scheduler).inspect(|step| self.announce(step))
+                })
             };
             let threads: Vec<_> = group.iter().map(start).collect();
             for thread in threads {

@@ -806,6 +806,8 @@ struct MeetingModel {
     meeting: Arc<Meeting>,
     expected: usize,
     caches: Arc<Mutex<Vec<String>>>,
+    /// How many heartbeats were announced, for a model that answers only when it hears that the others have ended.
+    announced: Option<Arc<(Mutex<usize>, Condvar)>>,
 }
 
 impl Model for MeetingModel {
@@ -836,6 +838,13 @@ impl Model for MeetingModel {
             .expect("no panic");
         present.0 -= 1;
         drop(present);
+        if let Some((announced, changed)) = self.announced.as_deref() {
+            let announced = announced.lock().expect("no panic");
+            let others = self.expected - 1;
+            let (announced, waited) =
+                changed.wait_timeout_while(announced, patience, |count| *count < others).expect("no panic");
+            assert!(!waited.timed_out(), "{announced} of {others} heartbeats were announced");
+        }
         self.inner.generate(prompt, sampling, attention, listener)
     }
 }
@@ -854,7 +863,8 @@ fn run_together(handles: usize, expected: usize, beats: usize) -> (Vec<u32>, usi
         .expect("a valid world");
     let store = WorldStore::create(open_store(folder.path()), "w", world, START_TIME).expect("a world");
     let (meeting, caches) = (Arc::<Meeting>::default(), Arc::<Mutex<Vec<String>>>::default());
-    let model = || {
+    let announced = Arc::<(Mutex<usize>, Condvar)>::default();
+    let model = |slow: bool| {
         let text = r#"{"responses": [{"room_id": 1, "message": "Hello."}]}"#.to_owned();
         let answers = vec![ScriptedAnswer { text, ..ScriptedAnswer::default() }; beats];
         Box::new(MeetingModel {
@@ -862,11 +872,12 @@ fn run_together(handles: usize, expected: usize, beats: usize) -> (Vec<u32>, usi
             meeting: Arc::clone(&meeting),
             expected,
             caches: Arc::clone(&caches),
+            announced: slow.then(|| Arc::clone(&announced)),
         }) as Box<dyn Model + Send>
     };
     let sampling = Sampling { max_tokens: 1_000, ..Sampling::default() };
-    let agent_model = AgentModel::new(model(), Arc::new(CeilTokenCounter), sampling, true)
-        .with_handles((1..handles).map(|_| model()).collect());
+    let agent_model = AgentModel::new(model(true), Arc::new(CeilTokenCounter), sampling, true)
+        .with_handles((1..handles).map(|_| model(false)).collect());
     // All heartbeats are overdue.
     let runner = WorldRunner::new(
         store,
@@ -874,6 +885,11 @@ fn run_together(handles: usize, expected: usize, beats: usize) -> (Vec<u32>, usi
         (WorldPrompts::default(), RunnerOptions::default()),
         Box::new(|| START_TIME + 600_000),
     );
+    let counter = Arc::clone(&announced);
+    runner.set_heartbeat_listener(Box::new(move |_| {
+        *counter.0.lock().expect("no panic") += 1;
+        counter.1.notify_all();
+    }));
     let mut order = Vec::new();
     while order.len() < beats {
         match runner.run_next(None).expect("the step succeeds") {
@@ -886,6 +902,7 @@ fn run_together(handles: usize, expected: usize, beats: usize) -> (Vec<u32>, usi
         }
     }
     assert_eq!(runner.world_clock().thinking_agent, None);
+    assert_eq!(*announced.0.lock().expect("no panic"), beats, "each heartbeat is announced once");
     let most = meeting.0.lock().expect("no panic").1;
     let caches = caches.lock().expect("no panic").clone();
     let world = runner.store().world.clone();
