@@ -3,14 +3,15 @@
 import json
 import re
 import struct
+import urllib.parse
 import urllib.request
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from conftest import Server
-from test_page import open_panel
+from conftest import ROOT, Server
+from test_page import open_panel, shot
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 TABLET = {"viewport": {"width": 820, "height": 1180}, "has_touch": True}
@@ -214,6 +215,77 @@ def test_page_can_be_installed(talk):
             assert f"{width}x{height}" == sizes, (source, width, height)
     for path in ("/", "/rooms.html"):
         assert 'rel="apple-touch-icon" href="icon-apple-180.png"' in talk.call("GET", path)[1]
+
+
+DOCS = ROOT / "docs"
+DOC_PAGES = re.findall(r"\]\((.+\.md)\)", (DOCS / "SUMMARY.md").read_text())
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+@pytest.mark.parametrize("screen", [{}, PHONE], ids=["desktop", "phone"])
+def test_documentation_is_read_in_the_program(talk, browser, screen, theme):
+    context = browser.new_context(color_scheme=theme, **{"viewport": {"width": 1280, "height": 800}, **screen})
+    page = context.new_page()
+    problems = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.goto(f"{talk.url}/docs")
+    expect(page).to_have_url(f"{talk.url}/docs.html")
+    expect(page.locator("#doc-page h1")).to_have_text("Halo")
+    assert_accessible(page, "first page")
+    contents = page.locator("#doc-contents a")
+    if screen:
+        expect(page.locator("#doc-contents")).to_be_hidden()
+        page.click("#doc-open")
+    expect(contents).to_have_count(len(DOC_PAGES))
+    assert_accessible(page, "contents")
+    # A search leads to the heading above the line that it finds.
+    page.fill("#doc-search", "xylophone")
+    expect(page.locator("#doc-contents [role=status]")).to_have_text("0 places")
+    page.fill("#doc-search", "sillytavern address")
+    hit = page.locator("#doc-contents a.hit").first
+    expect(hit).to_be_visible()
+    assert_accessible(page, "search")
+    hit.click()
+    expect(page).to_have_url(re.compile(r"docs\.html#[\w/.-]+\.md#[\w-]+$"))
+    expect(page.locator("#doc-page")).to_contain_text("SillyTavern")
+    # The arrows lead through all pages.
+    page.goto(f"{talk.url}/docs.html#getting-started.md")
+    page.reload()
+    expect(page.locator("#doc-page h1")).to_have_text("Getting started")
+    page.locator(".turn-page a").last.click()
+    expect(page.locator("#doc-page h1")).to_have_text("Connect your client")
+    shot(page, f"docs-{'phone' if screen else 'desktop'}-{theme}")
+    page.goto(f"{talk.url}/docs.html#nowhere.md")
+    expect(page.locator("#doc-page [role=alert]")).to_have_text("There is no page nowhere.md.")
+    context.close()
+    assert [problem for problem in problems if "404" not in problem] == []
+
+
+def test_every_page_of_the_documentation_is_drawn(talk, open_chat):
+    """Each has its title, its pictures and headings for its links; what a link names is there."""
+    page = open_chat(talk)
+    page.goto(f"{talk.url}/docs.html")
+    expect(page.locator("#doc-contents a")).to_have_count(len(DOC_PAGES))
+    anchors, links = {}, []
+    for path in DOC_PAGES:
+        page.evaluate("path => { location.hash = path; }", path)
+        expect(page.locator("#doc-page")).to_have_attribute("data-path", path)
+        title = re.search(r"^# (.+)$", (DOCS / path).read_text(), re.MULTILINE)[1]
+        assert page.locator("#doc-page h1").first.text_content() == re.sub(r"[`*]", "", title)
+        found = page.evaluate("""async () => {
+          const pictures = [...document.querySelectorAll("#doc-page img")];
+          await Promise.all(pictures.map((picture) => picture.decode()));
+          const ids = [...document.querySelectorAll("#doc-page [id]")].map((node) => node.id);
+          const targets = [...document.querySelectorAll("#doc-page a")].map((link) => link.getAttribute("href"));
+          return { ids, targets };
+        }""")
+        anchors[path] = set(found["ids"])
+        links += [(path, target) for target in found["targets"] if target.startswith("#")]
+    for path, target in links:
+        to, _, anchor = urllib.parse.unquote(target[1:]).partition("#")
+        assert to in anchors and (not anchor or anchor in anchors[to]), (path, target)
+    assert len(links) > 100
 
 
 def test_rooms_do_not_poll(talk, open_chat):

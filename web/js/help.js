@@ -38,6 +38,12 @@ export function help(panel) {
     ],
   ];
   panel.append(
+    el(
+      "p",
+      {},
+      el("a", { href: "docs.html" }, "Documentation"),
+      ": how to begin, connect clients, and what every setting does.",
+    ),
     el("h3", {}, "Shortcuts"),
     el("dl", {}, ...keys.flatMap(([key, meaning]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, meaning)])),
     el("h3", {}, "Words"),

@@ -6,7 +6,8 @@ import { el } from "./dom.js";
 // Not a literal, so that the type checker does not read the libraries.
 const load = (name) => import(`../vendor/${name}.js`);
 
-let marked = null;
+let marked = null; // for messages
+let library = null;
 let purifier = null;
 let loading = null;
 let highlighter = null;
@@ -17,9 +18,10 @@ export const isReady = () => marked !== null;
 
 /** Loads the libraries for Markdown; resolves when they can be used. */
 export function loadMarkdown() {
-  loading ??= Promise.all([load("marked"), load("dompurify")]).then(([library, purify]) => {
+  loading ??= Promise.all([load("marked"), load("dompurify")]).then(([parser, purify]) => {
     purifier = purify.default;
-    marked = configure(new library.Marked());
+    library = parser;
+    marked = configure(new parser.Marked());
   });
   return loading;
 }
@@ -185,21 +187,71 @@ function renderMarkdown(text, fence) {
   if (!marked) return el("p", { class: "plain" }, text.trim());
   // A paragraph within a code block begins with its fence.
   const source = fence === null ? text : `${fence}\n${text.replace(/^\n/, "")}`;
-  const fragment = sanitise(marked.parse(source, { async: false }));
-  fragment.querySelectorAll("pre > code").forEach((code, n) => decorateCode(code, fence !== null && n === 0));
+  const fragment = decorate(sanitise(marked.parse(source, { async: false })), fence !== null);
+  for (const anchor of fragment.querySelectorAll("a")) openElsewhere(anchor);
+  for (const formula of fragment.querySelectorAll("code.math-block, code.math-inline")) typeset(formula);
+  return fragment;
+}
+
+function openElsewhere(anchor) {
+  anchor.target = "_blank";
+  anchor.rel = "noopener noreferrer";
+}
+
+function decorate(fragment, continuesCode) {
+  fragment.querySelectorAll("pre > code").forEach((code, n) => decorateCode(code, continuesCode && n === 0));
   for (const table of fragment.querySelectorAll("table")) {
     const box = el("div", { class: "table-box", tabindex: "0", role: "group", "aria-label": "Table" });
     table.replaceWith(box);
     box.append(table);
   }
-  for (const anchor of fragment.querySelectorAll("a")) {
-    anchor.target = "_blank";
-    anchor.rel = "noopener noreferrer";
-  }
   for (const box of fragment.querySelectorAll("input")) box.setAttribute("aria-label", "Item");
-  for (const formula of fragment.querySelectorAll("code.math-block, code.math-inline")) typeset(formula);
   return fragment;
 }
+
+const PURIFY_PAGE = {
+  ...PURIFY,
+  ALLOWED_TAGS: [...PURIFY.ALLOWED_TAGS, "img"],
+  ALLOWED_ATTR: [...PURIFY.ALLOWED_ATTR, "src", "alt"],
+  ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|#|docs\/)/i,
+};
+
+/**
+ * The elements of a page of the documentation, once {@link loadMarkdown} has resolved. Its headings get the anchors that links name.
+ * @param {string} text
+ * @param {{ link: (target: string) => string, image: (target: string) => string }} addresses of what the page names
+ */
+export function renderPage(text, addresses) {
+  const pages = new library.Marked({
+    gfm: true,
+    renderer: {
+      html: ({ text }) => escapeHtml(text),
+      image: ({ href, text }) => `<img src="${escapeHtml(addresses.image(href))}" alt="${escapeHtml(text)}">`,
+      link({ href, tokens }) {
+        return `<a href="${escapeHtml(addresses.link(href))}">${this.parser.parseInline(tokens)}</a>`;
+      },
+    },
+  });
+  const fragment = decorate(purifier.sanitize(pages.parse(text, { async: false }), PURIFY_PAGE), false);
+  const counts = new Map();
+  for (const heading of fragment.querySelectorAll("h1, h2, h3, h4, h5, h6")) {
+    const anchor = anchorOf(heading.textContent);
+    const count = counts.get(anchor) ?? 0;
+    counts.set(anchor, count + 1);
+    heading.id = count ? `${anchor}-${count}` : anchor;
+  }
+  for (const anchor of fragment.querySelectorAll("a"))
+    if (SAFE_ADDRESS.test(anchor.getAttribute("href") ?? "")) openElsewhere(anchor);
+  return fragment;
+}
+
+/** The anchor that GitHub and mdBook give a heading. */
+export const anchorOf = (heading) =>
+  heading
+    .toLowerCase()
+    .replace(/[^\p{L}\p{N}_\- ]/gu, "")
+    .trim()
+    .replaceAll(" ", "-");
 
 function decorateCode(code, continued) {
   // A paragraph can end with the fence of a code block whose code is in the next one.

@@ -1,13 +1,13 @@
-//! The page: static files, embedded in the program.
+//! The page and the documentation: static files, embedded in the program.
 
 use crate::app::App;
 use axum::Router;
 use axum::http::HeaderValue;
 use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
 use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
-use rust_embed::Embed;
+use rust_embed::{Embed, EmbeddedFile};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -24,6 +24,14 @@ use xxhash_rust::xxh3::xxh3_64;
 #[include = "vendor/*.woff2"]
 struct PageFiles;
 
+/// The documentation, which `docs.html` shows.
+#[derive(Embed)]
+#[folder = "../../docs"]
+#[include = "*.md"]
+#[include = "*.png"]
+#[include = "*.svg"]
+struct DocFiles;
+
 /// Only files of this server, no inline scripts or styles, no framing.
 const CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; \
                       connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -33,23 +41,30 @@ pub(crate) fn routes() -> Router<Arc<App>> {
     for path in PageFiles::iter() {
         let serve = {
             let path = path.clone();
-            move |headers: HeaderMap| async move { serve_file(&path, &headers) }
+            move |headers: HeaderMap| async move { serve_file(&path, PageFiles::get(&path), &headers) }
         };
         if path == "index.html" {
             router = router.route("/", get(serve.clone()));
         }
         router = router.route(&format!("/{path}"), get(serve));
     }
-    router
+    for path in DocFiles::iter() {
+        let address = format!("/docs/{path}");
+        let serve =
+            move |headers: HeaderMap| async move { serve_file(&path, DocFiles::get(&path), &headers) };
+        router = router.route(&address, get(serve));
+    }
+    router.route("/docs", get(|| async { Redirect::temporary("/docs.html") }))
 }
 
-fn serve_file(path: &str, headers: &HeaderMap) -> Response {
-    let Some(file) = PageFiles::get(path) else { return StatusCode::NOT_FOUND.into_response() };
+fn serve_file(path: &str, file: Option<EmbeddedFile>, headers: &HeaderMap) -> Response {
+    let Some(file) = file else { return StatusCode::NOT_FOUND.into_response() };
     let content_type = match path.rsplit('.').next() {
         Some("html") => "text/html; charset=utf-8",
         Some("css") => "text/css; charset=utf-8",
         Some("svg") => "image/svg+xml",
         Some("png") => "image/png",
+        Some("md") => "text/markdown; charset=utf-8",
         Some("webmanifest") => "application/manifest+json",
         Some("woff2") => "font/woff2",
         _ => "text/javascript; charset=utf-8",

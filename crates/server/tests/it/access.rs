@@ -403,6 +403,10 @@ async fn page_has_content_security_policy_and_types() {
         ("/js/main.js", "text/javascript; charset=utf-8"),
         ("/vendor/marked.js", "text/javascript; charset=utf-8"),
         ("/halo.webmanifest", "application/manifest+json"),
+        ("/docs.html", "text/html; charset=utf-8"),
+        ("/docs/SUMMARY.md", "text/markdown; charset=utf-8"),
+        ("/docs/api/openai.md", "text/markdown; charset=utf-8"),
+        ("/docs/images/chat.png", "image/png"),
     ] {
         let response = fake.get(path).await;
         assert_eq!((response.status, response.header("content-type")), (200, content_type), "{path}");
@@ -415,6 +419,8 @@ async fn page_has_content_security_policy_and_types() {
         assert!(!policy.contains("unsafe"), "{policy}");
         assert_eq!(response.header("cache-control"), "no-cache", "{path}");
     }
+    let docs = fake.get("/docs").await;
+    assert_eq!((docs.status, docs.header("location")), (307, "/docs.html"));
     let page = fake.get("/").await;
     assert_eq!(page.bytes, fake.get("/index.html").await.bytes);
     for private in [
@@ -425,6 +431,8 @@ async fn page_has_content_security_policy_and_types() {
         "/vendor/vendor.json",
         "/tests/text.test.js",
         "/../Cargo.toml",
+        "/docs/../Cargo.toml",
+        "/docs/nowhere.md",
     ] {
         assert_eq!(fake.get(private).await.status, 404, "{private}");
     }
