@@ -236,16 +236,23 @@ impl AnswerParser {
         if !is_marker && marker.starts_with(trimmed) && trimmed.starts_with('[') {
             return false;
         }
-        if self.markers.calls.is_some() && !self.has_text && !is_marker && trimmed.starts_with(['{', '[']) {
-            return self.step_bare_call(deltas);
+        if self.markers.calls.is_some() && !self.has_text && !is_marker {
+            match bare_value_start(trimmed) {
+                BareStart::At(at) => {
+                    let start = self.pending.len() - trimmed.len() + at;
+                    return self.step_bare_call(start, deltas);
+                }
+                BareStart::Undecided => return false,
+                BareStart::Text => {}
+            }
         }
         self.state = ParserState::Text;
         true
     }
 
-    /// An answer that is an object, or a list of them, is a call if it names a function.
-    fn step_bare_call(&mut self, deltas: &mut Vec<AnswerDelta>) -> bool {
-        let trimmed = self.pending.trim_start();
+    /// An answer that is an object, or a list of them, is a call if it names a function. The value starts at an offset.
+    fn step_bare_call(&mut self, start: usize, deltas: &mut Vec<AnswerDelta>) -> bool {
+        let trimmed = &self.pending[start..];
         let object = trimmed.strip_prefix('[').unwrap_or(trimmed).trim_start();
         if object.is_empty() {
             return false;
@@ -395,6 +402,34 @@ impl AnswerParser {
     }
 }
 
+/// Where an answer may be an object or a list of objects.
+enum BareStart {
+    At(usize),
+    /// The answer is a code block whose first lines are not complete.
+    Undecided,
+    Text,
+}
+
+/// Where the value of an answer without a marker starts. Models that were trained on code write it as a code block.
+fn bare_value_start(answer: &str) -> BareStart {
+    const FENCE: &str = "```";
+    if answer.starts_with(['{', '[']) {
+        return BareStart::At(0);
+    }
+    let Some(block) = answer.strip_prefix(FENCE) else {
+        return if FENCE.starts_with(answer) { BareStart::Undecided } else { BareStart::Text };
+    };
+    let Some((language, value)) = block.split_once('\n') else {
+        return if "json".starts_with(block.trim_end()) { BareStart::Undecided } else { BareStart::Text };
+    };
+    let value = value.trim_start();
+    match (matches!(language.trim(), "" | "json"), value.chars().next()) {
+        (true, None) => BareStart::Undecided,
+        (true, Some('{' | '[')) => BareStart::At(answer.len() - value.len()),
+        _ => BareStart::Text,
+    }
+}
+
 /// An object without white space before its first key.
 fn compact(object: &str) -> String {
     object.chars().filter(|c| !c.is_whitespace()).collect()
@@ -503,6 +538,8 @@ mod tests {
             (&bare, format!("{object}The"), true, true),
             (&bare, format!("[{object}]"), true, true),
             (&hermes(), object.to_owned(), true, false),
+            (&hermes(), format!("```json\n{object}"), true, false),
+            (&hermes(), format!("```json\n{object}\n```"), true, true),
             (&hermes(), format!("<tool_call>\n{object}"), false, false),
             (&hermes(), format!("<tool_call>\n{object}\n</tool_call>"), true, false),
             (&hermes(), format!("<tool_call>\n{object}\n</tool_call>\nThe"), false, false),
@@ -537,6 +574,21 @@ mod tests {
             (
                 "[{\"name\": \"clock\", \"arguments\": {}}, {\"name\": \"weather\", \"arguments\": {}}]",
                 "||clock {}; weather {}",
+            ),
+            (
+                "```json\n{\n  \"name\": \"clock\",\n  \"arguments\": {\n    \"zone\": 1\n  }\n}\n```",
+                "||clock {\n    \"zone\": 1\n  }",
+            ),
+            ("```\n[{\"name\": \"clock\", \"arguments\": {}}]\n```", "||clock {}"),
+            ("```json\n{\"name\": \"Otto\"}\n```", "|```json\n{\"name\": \"Otto\"}\n```|"),
+            ("```rust\nfn main() {}\n```", "|```rust\nfn main() {}\n```|"),
+            ("```js\n{}\n```", "|```js\n{}\n```|"),
+            ("``` is a fence", "|``` is a fence|"),
+            ("`clock` is a function", "|`clock` is a function|"),
+            ("```json\n", "|```json\n|"),
+            (
+                "Call:\n```json\n{\"name\": \"clock\", \"arguments\": {}}\n```",
+                "|Call:\n```json\n{\"name\": \"clock\", \"arguments\": {}}\n```|",
             ),
             ("{\"name\": \"Otto\", \"age\": 7}", "|{\"name\": \"Otto\", \"age\": 7}|"),
             ("{\"town\": \"Lindau\"}", "|{\"town\": \"Lindau\"}|"),

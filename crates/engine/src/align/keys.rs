@@ -66,7 +66,7 @@ fn comparable_answer(text: &str) -> Cow<'_, str> {
     const CALLS: [&str; 2] = ["<tool_call>", "[TOOL_CALLS]"];
     let reasoning = REASONING.iter().find(|(_, close)| text.contains(close));
     let marker = CALLS.iter().find(|marker| text.contains(*marker));
-    if reasoning.is_none() && marker.is_none() && !text.starts_with(['{', '[']) {
+    if reasoning.is_none() && marker.is_none() && !text.starts_with(['{', '[', '`']) {
         return Cow::Borrowed(text);
     }
     let calls = CallFormat { open: marker.map_or("", |marker| marker).to_owned(), ..CallFormat::default() };
@@ -205,6 +205,7 @@ mod tests {
             "<tool_call>\n{\"name\": \"clock\", \"arguments\": {\"zone\": \"CET\"}}\n</tool_call>",
             "<think>\nHm.\n</think>\n\n<tool_call>{\"name\":\"clock\",\"arguments\":{\"zone\":\"CET\"}}</tool_call>",
             "{\"name\": \"clock\", \"parameters\": {\"zone\": \"CET\"}}",
+            "```json\n{\"name\": \"clock\", \"arguments\": {\"zone\": \"CET\"}}\n```",
             "[TOOL_CALLS] [{\"name\": \"clock\", \"arguments\": {\"zone\": \"CET\"}}]",
         ];
         for text in written {
@@ -222,6 +223,8 @@ mod tests {
             with_text.key.exact_hash
         );
         assert_eq!(key("Hm.</think>Yes."), key("Yes."));
+        let block = "```json\n{\"name\": \"Otto\"}\n```";
+        assert_eq!(key(block), hash_text(Role::Assistant, block));
         assert_eq!(key("{\"name\": \"Otto\"}"), hash_text(Role::Assistant, "{\"name\": \"Otto\"}"));
     }
 }
