@@ -190,8 +190,8 @@ impl KvCache {
     }
 
     /// Describes the first difference between the cached tokens of a conversation and its window. The cache must hold
-    /// the beginning of the window, token for token, at ascending positions. None where they agree, or another
-    /// conversation is cached.
+    /// the beginning of the window, token for token, at ascending positions; after a sync that was cancelled, tokens between
+    /// may be missing. None where they agree, or another conversation is cached.
     #[must_use]
     pub fn find_mismatch(&self, conversation: &str, window: &[WindowToken]) -> Option<String> {
         let lane = self.lanes().find(|lane| lane.holds(conversation))?;
@@ -207,7 +207,13 @@ impl KvCache {
                 window.len()
             ));
         }
-        let same = |n: usize| cached[n].key == keys[n] && cached[n].token == window[n].id.0.cast_signed();
+        let slot_of =
+            |n: usize| if lane.is_partial { keys.binary_search(&cached[n].key).ok() } else { Some(n) };
+        let same = |n: usize| {
+            slot_of(n).is_some_and(|slot| {
+                cached[n].key == keys[slot] && cached[n].token == window[slot].id.0.cast_signed()
+            })
+        };
         if let Some(n) = (0..cached.len()).find(|&n| !same(n)) {
             let (cached, expected) = (cached[n].key, keys[n]);
             return Some(format!(

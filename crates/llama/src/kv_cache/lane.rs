@@ -46,6 +46,8 @@ pub(super) struct CacheLane {
     pub(super) fork: Option<SequenceTable>,
     /// The recurrent state of the conversation, for a hybrid model.
     pub(super) main_state: Option<MainState>,
+    /// Whether the last sync did not end, so that tokens of the window may be missing between those that are cached.
+    pub(super) is_partial: bool,
     /// The cells that a running answer may need in all; 0 while none is generated.
     reserved: usize,
     /// Larger for a lane that was used later.
@@ -65,6 +67,7 @@ impl CacheLane {
             fork_seq: SeqId(2 * id.0 as i32 + 2),
             fork: None,
             main_state: is_hybrid.then(MainState::default),
+            is_partial: false,
             reserved: 0,
             last_used: 0,
             held_until: None,

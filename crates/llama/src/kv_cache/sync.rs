@@ -56,6 +56,7 @@ impl KvCache {
             return Err(KvCacheError::WindowTooLarge { tokens: window.len() + 1, limit: cells });
         }
         let (mut stats, mut retries) = (CacheStats::default(), window.len());
+        self.lane.is_partial = true;
         loop {
             match self.try_sync_window(&window, answer_budget, progress, &mut stats) {
                 // The entry that cannot be restored was deleted, so the next try recomputes its tokens.
@@ -63,7 +64,10 @@ impl KvCache {
                     tracing::warn!("{error}; they are recomputed");
                     retries -= 1;
                 }
-                result => return result,
+                result => {
+                    self.lane.is_partial = result.is_err();
+                    return result;
+                }
             }
         }
     }

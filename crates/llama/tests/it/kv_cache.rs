@@ -457,6 +457,12 @@ fn kv_cache_recompute_of_missing_chunks_can_be_cancelled() {
     });
     assert!(stopped.is_err());
     assert_eq!(progress, [(0, chunks[1].len() + 1), (256, chunks[1].len() + 1)]);
+    // What is cached belongs to the window, with a gap; what does not belong to it is still found.
+    assert_eq!(cache.find_mismatch("main", &all), None);
+    let other = join_chunks(&chunks, &[1, 2]);
+    assert!(cache.find_mismatch("main", &other).is_some());
     let (sync, row, _) = sync_and_decode(&mut cache, &all).expect("decoded");
     assert_eq!((sync.stats.recomputed, row.mean.len()), (chunks[1].len(), all.len()));
+    assert_eq!(cache.find_mismatch("main", &all), None);
+    assert!(cache.find_mismatch("main", &without).is_some(), "gaps are a difference again");
 }
