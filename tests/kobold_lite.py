@@ -10,6 +10,7 @@ import pathlib
 import sys
 import tempfile
 import threading
+import urllib.parse
 
 from playwright.sync_api import sync_playwright
 
@@ -35,7 +36,7 @@ class Lite:
         self.page.on("pageerror", self.record_error)
         self.page.on("dialog", lambda dialog: dialog.accept())
         host, port = server.listen.rsplit(":", 1)
-        self.page.goto(f"{page_url}/index.html?local=1&host={host}&port={port}")
+        self.page.goto(f"{page_url}?local=1&host={host}&port={port}")
         self.page.wait_for_function("() => custom_kobold_endpoint && selected_models.length > 0")
         self.wait_until_idle()
 
@@ -170,11 +171,11 @@ def main(file):
         server = Server(pathlib.Path(work) / "halo", "recall.mode=lexical").start()
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         try:
-            lite = Lite(browser, f"http://127.0.0.1:{pages.server_port}", server)
+            lite = Lite(browser, f"http://127.0.0.1:{pages.server_port}/{urllib.parse.quote(file.name)}", server)
             try:
                 use_everything(lite)
             except BaseException:
-                print("".join(server.log[-20:]), lite.problems, lite.requests[-3:], flush=True)
+                print("".join(server.log[-60:]), lite.problems, lite.requests[-3:], flush=True)
                 lite.page.screenshot(path=str(ROOT / "target/kobold-lite.png"))
                 raise
             refused = [line for line in server.log if "refused" in line or "failed" in line]

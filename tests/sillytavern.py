@@ -373,7 +373,7 @@ def running(folder, configure, model=MODEL):
         try:
             yield setup
         except BaseException:
-            print("".join(setup.server.log[-20:]), setup.person.errors, flush=True)
+            print("".join(setup.server.log[-60:]), setup.person.errors, flush=True)
             setup.person.page.screenshot(path=str(ROOT / "target/sillytavern.png"))
             raise
 

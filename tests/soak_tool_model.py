@@ -11,7 +11,7 @@ from conftest import ROOT, Server
 
 CLIENTS = ROOT / "target/clients"
 MODEL = pathlib.Path(
-    os.environ.get("HALO_TEST_TOOL_MODEL", ROOT / "target/models/qwen2.5-coder-0.5b-instruct.Q4_K_M.gguf")
+    os.environ.get("HALO_TEST_TOOL_MODEL", ROOT / "target/tool-model/models/Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf")
 )
 
 

@@ -6,7 +6,7 @@ from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
-QUESTION = "Use the function to find out how the weather in Lindau is. Then tell me."
+QUESTION = "What is the weather in Lindau?"
 
 
 @tool
@@ -21,6 +21,7 @@ history = [HumanMessage(QUESTION)]
 first = with_tools.invoke(history)
 assert [call["args"] for call in first.tool_calls] == [{"town": "Lindau"}], first
 history += [first, get_weather.invoke(first.tool_calls[0])]
-answer = with_tools.invoke(history)
+# The model is too small to stop calling by itself.
+answer = model.bind_tools([get_weather], tool_choice="none").invoke(history)
 assert "hail" in answer.content.lower(), answer
 print("ok")

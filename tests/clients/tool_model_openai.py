@@ -5,7 +5,7 @@ import sys
 
 import openai
 
-QUESTION = "Use the function to find out how the weather in Lindau is. Then tell me."
+QUESTION = "What is the weather in Lindau?"
 FUNCTION = {
     "name": "get_weather",
     "description": "The weather in a town",
@@ -23,7 +23,8 @@ assert first.finish_reason == "tool_calls" and len(first.message.tool_calls) == 
 call = first.message.tool_calls[0]
 assert json.loads(call.function.arguments) == {"town": "Lindau"}, call
 messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": RESULT}]
-answer = api.chat.completions.create(messages=messages, **options).choices[0].message.content
+# The model is too small to stop calling by itself.
+answer = api.chat.completions.create(messages=messages, tool_choice="none", **options).choices[0].message.content
 assert "hail" in answer.lower(), answer
 
 with api.chat.completions.stream(messages=messages[:1], **options) as stream:
@@ -38,7 +39,7 @@ call = next(item for item in response.output if item.type == "function_call")
 assert json.loads(call.arguments) == {"town": "Lindau"}, call
 output = {"type": "function_call_output", "call_id": call.call_id, "output": RESULT}
 response = api.responses.create(
-    model="any", input=[output], previous_response_id=response.id, tools=[tool], temperature=0
+    model="any", input=[output], previous_response_id=response.id, tools=[tool], tool_choice="none", temperature=0
 )
 assert "hail" in response.output_text.lower(), response
 print("ok")
