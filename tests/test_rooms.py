@@ -12,7 +12,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from conftest import HALO, MODEL, Server, console_error
+from conftest import HALO, MODEL, ROOT, Server, console_error
 from test_page import shot
 
 WORLD = """
@@ -451,18 +451,25 @@ def test_world_errors(rooms):
     assert rooms.halo("GET", "/worlds")[1] == []
 
 
-def test_deleting_a_world_deletes_its_kv_archive(rooms):
+def test_deleting_a_world_deletes_its_kv_archive(tmp_path):
+    """The model is a small one with random weights: three HUDs of thousands of tokens are prefilled in no time."""
     world = '[[agents]]\nname = "Cal"\nseed = "You are Cal."\n\n[[agents]]\nname = "Dee"\nseed = "You are Dee."\ninput_format = "toon"\noutput_format = "toon"\n'
-    status, result = rooms.halo("POST", "/worlds", {"name": "kept", "file": world})
-    assert status == 201, result
-    for beats in [1, 2, 3]:
-        assert rooms.halo("PUT", "/worlds/kept/clock", {"step": True})[0] == 200
-        wait_until(lambda: sum(agent["beats"] for agent in rooms.halo("GET", "/worlds/kept")[1]["agents"]) == beats)
-    # The next agent evicts the KV cells of the last one, and they are saved in the archive.
-    saved_files = lambda: [path for path in (rooms.data / "kv").rglob("*.kv")]
-    wait_until(lambda: saved_files())
-    assert rooms.halo("DELETE", "/worlds/kept")[0] == 204
-    wait_until(lambda: not saved_files())
+    model = ROOT / "target/models/tiny-llama.gguf"
+    rooms = Server(tmp_path, "rooms.max_tokens=160", "recall.mode=lexical", "model.context=8192", model=model).start()
+    try:
+        status, result = rooms.halo("POST", "/worlds", {"name": "kept", "file": world})
+        assert status == 201, result
+        for beats in [1, 2, 3]:
+            assert rooms.halo("PUT", "/worlds/kept/clock", {"step": True})[0] == 200
+            agents = lambda: rooms.halo("GET", "/worlds/kept")[1]["agents"]
+            wait_until(lambda beats=beats: sum(agent["beats"] for agent in agents()) == beats)
+        # The next agent evicts the KV cells of the last one, and they are saved in the archive.
+        saved_files = lambda: [path for path in (rooms.data / "kv").rglob("*.kv")]
+        wait_until(lambda: saved_files())
+        assert rooms.halo("DELETE", "/worlds/kept")[0] == 204
+        wait_until(lambda: not saved_files())
+    finally:
+        rooms.stop()
 
 
 def test_silent_model_does_not_block_other_worlds(tmp_path):

@@ -55,7 +55,7 @@ enum ExportFormat {
 
 /// A conversation as a file
 #[utoipa::path(get, path = "/conversations/{name}/export", params(("name" = String, Path), ExportQuery),
-    responses((status = 200, content_type = "application/octet-stream", body = String), (status = 400, body = ApiError), (status = 404, body = ApiError)))]
+    responses((status = 200, content((String = "application/x-ndjson"), (String = "text/markdown"))), (status = 400, body = ApiError), (status = 404, body = ApiError)))]
 async fn export_conversation(
     State(app): State<Arc<App>>,
     PathParams(name): PathParams<String>,
