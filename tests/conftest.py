@@ -34,9 +34,10 @@ class Server:
 
     def __init__(self, data, *settings, env=None, listen="127.0.0.1:0", model=MODEL):
         self.data, self.settings, self.env, self.listen, self.model = data, settings, env or {}, listen, model
-        self.process, self.log = None, []
+        self.process, self.log, self.stopped = None, [], False
 
     def start(self):
+        self.stopped = False
         sets = [
             part
             for setting in ("generation.seed=5", "chat.dates=false", f"recall.embedder={EMBEDDER}", *self.settings)
@@ -58,6 +59,7 @@ class Server:
         return self
 
     def stop(self, signal_number=signal.SIGTERM):
+        self.stopped = True
         if self.process and self.process.poll() is None:
             self.process.send_signal(signal_number)
             self.process.wait(30)
@@ -208,7 +210,14 @@ def open_chat(browser):
         context = browser.new_context(**{"color_scheme": "dark", "viewport": {"width": 1280, "height": 800}, **more})
         contexts.append(context)
         page = context.new_page()
-        page.on("console", lambda message: problems.append(console_error(message)) if message.type == "error" else None)
+
+        def record(message):
+            # A page that outlives the server of its test tries to connect again.
+            is_refused = server.stopped and "ERR_CONNECTION" in message.text
+            if message.type == "error" and not is_refused:
+                problems.append(console_error(message))
+
+        page.on("console", record)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
         page.on("request", lambda request: problems.append(request.url) if not is_local(request.url, server) else None)

@@ -95,8 +95,8 @@ def wait_until_aborted(server, name):
 
 @pytest.fixture
 def talkative(tmp_path, remote_model):
-    """A server whose answers take twenty seconds."""
-    server = Server(tmp_path / "data", "recall.mode=lexical", model=remote_model([["word "] * 400], 0.05)).start()
+    """A server whose answers take a hundred seconds: on a busy machine it takes a client twenty to leave."""
+    server = Server(tmp_path / "data", "recall.mode=lexical", model=remote_model([["word "] * 2000], 0.05)).start()
     yield server
     server.stop()
 

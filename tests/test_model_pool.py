@@ -149,4 +149,4 @@ def test_embedding_model_is_refused_for_chats(scripted):
     (server.data / "models/e5-small").symlink_to(ROOT / "target/models/e5-small")
     server.say("main", "Which colour is the sky?")
     status, result = server.halo("PUT", "/conversations/main/model", {"model": "e5-small"})
-    assert status == 400 and "e5-small is an embedding model" in str(result), (status, result)
+    assert status == 422 and "e5-small is an embedding model" in str(result), (status, result)
