@@ -619,6 +619,24 @@ def test_own_values_have_sliders(talk, open_chat):
     wait_for(lambda: talk.halo("GET", "/conversations/main/options")[1]["own"]["sampling"]["temperature"] == 5)
 
 
+def test_options_that_are_opened_at_once_are_drawn_once(talk, browser):
+    """The page loads the chat a moment after its buttons work; a value that is set then must not be lost."""
+    page = browser.new_page()
+    try:
+        page.add_init_script("""
+          const later = setTimeout;
+          window.setTimeout = (task, wait, ...rest) => later(task, wait ?? 1000, ...rest);
+        """)
+        page.goto(f"{talk.url}/#main", wait_until="domcontentloaded")
+        page.click("#chat-options")
+        slider = page.get_by_role("slider", name=re.compile("^Temperature")).element_handle()
+        expect(page.locator(".turn.assistant")).to_have_count(2)
+        assert slider.evaluate("node => node.isConnected")
+        expect(page.locator("#own-prompt")).to_be_focused()
+    finally:
+        page.close()
+
+
 def test_title_is_renamed_by_keyboard(talk, open_chat):
     page = open_chat(talk)
     expect(page.locator(".turn.assistant")).to_have_count(2)

@@ -338,8 +338,13 @@ def test_folds_stay_open_while_the_answer_grows_and_after_it(browser, tmp_path, 
         fold = page.locator(".turn.running details.fold").first
         expect(fold.locator("summary")).to_have_text("Reasoning")
         expect(fold.get_by_text("They want")).to_be_hidden()
-        fold.locator("summary").click()
-        # It grows, and stays as the reader has set it.
+        # The text grows between the press and the release of the button.
+        fold.locator("summary").hover()
+        page.mouse.down()
+        grown = fold.text_content()
+        wait_for(lambda: fold.text_content() != grown)
+        page.mouse.up()
+        # It grows on, and stays as the reader has set it.
         expect(fold.get_by_text("thought12")).to_be_visible()
         expect(fold.get_by_text("thought25")).to_be_visible()
         expect(page.locator("#stop")).to_be_hidden()

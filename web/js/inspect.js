@@ -44,7 +44,7 @@ export function init() {
     drawCount();
   });
   on("state", () => {
-    if (open?.isWaiting) draw(open.name, open.options);
+    if (open?.isWaiting) draw(open.name, open.options, open.focus);
     else open?.handlers?.state?.();
     drawCount();
   });
@@ -56,7 +56,7 @@ export function init() {
   });
   on("conversation", () => {
     if (!open) return;
-    draw(open.name === "chunk" ? "graveyard" : open.name);
+    draw(open.name === "chunk" ? "graveyard" : open.name, {}, open.isWaiting && open.focus);
     // The view stays open beside the next chat, and is a part of this step.
     history.replaceState(stepOf(open), "");
   });
@@ -138,7 +138,7 @@ function draw(name, options = {}, focus = false) {
   } else body.setAttribute("role", "group");
   body.setAttribute("aria-label", title);
   $("panel").hidden = false;
-  const view = { name, options, handlers: {}, isWaiting: false };
+  const view = { name, options, focus, handlers: {}, isWaiting: false };
   open = view;
   markButtons();
   drawCount();
@@ -146,6 +146,11 @@ function draw(name, options = {}, focus = false) {
   load().then(
     (build) => {
       if (open !== view) return;
+      // The page was opened a moment ago, and which chat it shows is not known yet.
+      if (!state.name) {
+        view.isWaiting = true;
+        return;
+      }
       // The server has nothing of a chat that is not stored: its views would be errors.
       if (inTabs && (!state.snapshot || state.snapshot.fresh)) {
         view.isWaiting = true;

@@ -125,7 +125,8 @@ export function textMap(node) {
     text += /** @type {Text} */ (found).data;
   }
   const cached = node.textMap;
-  if (cached && cached.text === text && cached.nodes.at(-1)?.node === nodes.at(-1)?.node) return cached;
+  if (cached && cached.text === text && nodes.every((entry, at) => entry.node === cached.nodes[at]?.node))
+    return cached;
   node.textMap = { nodes, text, places: align(node.sourceText ?? text, text) };
   return node.textMap;
 }

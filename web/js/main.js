@@ -63,4 +63,5 @@ subscribe(state.handleEvent, (connected) => {
     .then((status) => emit("status", status))
     .catch(() => {});
 });
-$("message").focus();
+// A view that was opened meanwhile keeps the focus.
+if (document.activeElement === document.body) $("message").focus();

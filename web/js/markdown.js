@@ -345,11 +345,37 @@ export const plainText = (text) =>
     .replace(/\s+/g, " ")
     .trim();
 
-/** Replaces the blocks of an element from the first that differs, so that a growing text does not flicker. */
-export function replaceBlocks(box, fragment) {
+/**
+ * Gives an element the content of a fragment. What is there and only grows stays the same element, so that a growing text does not
+ * flicker, a click that has begun reaches its target, and a selection and the place in a wide code block stay.
+ */
+export function patchContent(box, fragment) {
   const wanted = [...fragment.childNodes];
-  let same = 0;
-  while (same < wanted.length && box.childNodes[same]?.isEqualNode(wanted[same])) same += 1;
-  while (box.childNodes.length > same) box.lastChild.remove();
-  box.append(...wanted.slice(same));
+  wanted.forEach((node, at) => {
+    const shown = box.childNodes[at];
+    if (!shown) box.append(node);
+    else if (!shown.isEqualNode(node) && !patchNode(shown, node)) shown.replaceWith(node);
+  });
+  while (box.childNodes.length > wanted.length) box.lastChild.remove();
 }
+
+// Whether a node could take the content of another one.
+function patchNode(shown, wanted) {
+  if (shown.nodeType !== wanted.nodeType) return false;
+  if (shown.nodeType === Node.TEXT_NODE) {
+    if (wanted.data.startsWith(shown.data)) shown.appendData(wanted.data.slice(shown.data.length));
+    else shown.data = wanted.data;
+    return true;
+  }
+  // A formula is typeset as a whole.
+  if (shown.tagName !== wanted.tagName || shown.matches(FORMULA) || wanted.matches(FORMULA)) return false;
+  if (attributesOf(shown) !== attributesOf(wanted)) return false;
+  patchContent(shown, wanted);
+  return true;
+}
+
+const FORMULA = ".math, .math-block, .math-inline, math";
+
+// Whether a fold is open is the reader's choice.
+const attributesOf = (node) =>
+  JSON.stringify([...node.attributes].map(({ name, value }) => [name, value]).filter(([name]) => name !== "open"));

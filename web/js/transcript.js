@@ -6,7 +6,7 @@ import { emit, on } from "./bus.js";
 import { $, el } from "./dom.js";
 import { drawEmpty } from "./first_start.js";
 import { restoreFolds } from "./folds.js";
-import { isReady, loadMarkdown, nextContext, renderText, replaceBlocks, startContext } from "./markdown.js";
+import { isReady, loadMarkdown, nextContext, patchContent, renderText, startContext } from "./markdown.js";
 import { memoriesBefore } from "./memory_marks.js";
 import { chunkNodes, drawChips, drawMessage, forgetMessage } from "./message.js";
 import { PageHeights } from "./page_heights.js";
@@ -356,7 +356,7 @@ function drawRunning() {
     node.classList.toggle("caret", false);
     if (node.sourceText !== text) {
       node.sourceText = text;
-      replaceBlocks(node.firstElementChild, restoreFolds(id, renderText(text, [], context)));
+      patchContent(node.firstElementChild, restoreFolds(id, renderText(text, [], context)));
     }
     node.firstElementChild.classList.toggle("caret", n === chunks.length - 1);
     context = nextContext(context, text);
