@@ -375,6 +375,8 @@ pub enum DeleteReason {
     VariantChosen,
     /// The answer ended before its first token.
     NoAnswer,
+    /// Its calls of functions were written again in the format of the chat template, in the next turn.
+    CallsRewritten,
     /// Its text is about to be erased for good.
     Forget,
     /// The append or undelete that had made it live was undone.
@@ -391,6 +393,7 @@ impl fmt::Display for DeleteReason {
             DeleteReason::ClientEdited => "replaced by the client's edited message",
             DeleteReason::VariantChosen => "another variant was chosen",
             DeleteReason::NoAnswer => "the answer ended before its first token",
+            DeleteReason::CallsRewritten => "its calls were written again in the format of the chat template",
             DeleteReason::Forget => "waiting to be forgotten",
             DeleteReason::Undo => "the change that had added it was undone",
         })

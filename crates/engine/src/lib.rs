@@ -10,6 +10,7 @@ mod answer_edit;
 mod answer_stream;
 pub mod attention_history;
 pub mod branch;
+mod call_format;
 pub mod chat_format;
 mod chat_model;
 pub mod chat_options;

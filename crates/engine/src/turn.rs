@@ -3,6 +3,7 @@
 
 use crate::answer_edit::{last_answers, take_answer_to_continue};
 use crate::answer_stream::pruned_events;
+use crate::call_format::normalize_calls;
 use crate::chat_format::{self, MessageTime};
 use crate::client_history::{is_pruned_for_good, store_message_keys};
 use crate::conversation::RUNNING_TURN_KEY;
@@ -98,7 +99,14 @@ impl<'a> TurnRunner<'a> {
             turn.parts.sync_index()
         })?;
         let tallies = self.resurrected_tallies();
-        let answer = self.generator().generate_answer()?;
+        let mut answer = self.generator().generate_answer()?;
+        if answer.finish.is_ok()
+            && answer.reasoning_end.is_none()
+            && let Some(turn) = normalize_calls(self.parts, answer.turn)?
+        {
+            answer.turn = turn;
+            self.progress.announce(REPLACED);
+        }
         self.progress.resurrected_attention = self.attention_since(&tallies);
         if let Some((tokens, duration)) = answer.prefill {
             self.parts.record_prefill(tokens, duration)?;

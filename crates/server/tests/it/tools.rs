@@ -91,6 +91,63 @@ async fn tools_call_is_returned_and_its_result_continues_the_turn() {
     }
 }
 
+/// A model that reads its own code block, and then a result, writes the call again; it is trained on its template's format.
+#[tokio::test]
+async fn tools_call_in_a_code_block_is_rewritten_for_the_model() {
+    for (call, is_rewritten) in [
+        (
+            "```json\n{\n  \"name\": \"weather\",\n  \"arguments\": {\n    \"town\": \"Lindau\"\n  }\n}\n```",
+            true,
+        ),
+        ("{\"name\": \"weather\", \"arguments\": {\"town\":\"Lindau\"}}", true),
+        ("I would say:\n```json\n{\"name\": \"weather\", \"arguments\": {\"town\": \"Lindau\"}}\n```", false),
+    ] {
+        let fake = chatml_server();
+        fake.script_answers(&[call, "It is sunny in Lindau."]);
+        let first = fake.chat(&question(), None).await;
+        let message = first.body["choices"][0]["message"].clone();
+        assert_eq!(message["tool_calls"].is_array(), is_rewritten, "{message}");
+        let mut second = question();
+        let messages = second["messages"].as_array_mut().expect("messages");
+        messages.push(message.clone());
+        let result =
+            json!({ "role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "sunny" });
+        messages.push(if is_rewritten { result } else { json!({ "role": "user", "content": "sunny" }) });
+        let answer = fake.chat(&second, None).await;
+        assert_eq!(
+            (answer.status, answer.text().as_str()),
+            (200, "It is sunny in Lindau."),
+            "{}",
+            answer.body
+        );
+        assert_eq!(answer.conversation, first.conversation);
+        let window = fake.script().windows.last().cloned().unwrap_or_default();
+        let canonical =
+            "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"town\": \"Lindau\"}}\n</tool_call>";
+        assert_eq!(window.matches(canonical).count(), usize::from(is_rewritten), "{window}");
+        assert_eq!(window.matches("\"town\"").count(), 1, "{window}");
+        // What the model wrote is not lost, and the reason is given.
+        let path = format!("/conversations/{}/deleted", percent_encoded(&first.conversation));
+        let (status, deleted) = fake.halo_api("GET", &path, None).await;
+        assert_eq!(status, 200, "{deleted}");
+        let reasons: Vec<&str> = deleted["chunks"]
+            .as_array()
+            .expect("chunks")
+            .iter()
+            .filter_map(|c| c["reason"].as_str())
+            .collect();
+        let reason = "its calls were written again in the format of the chat template";
+        assert!(reasons.iter().all(|r| *r == reason), "{deleted}");
+        assert_eq!(reasons.is_empty(), !is_rewritten, "{deleted}");
+        // The client sends everything again, and asks for another answer.
+        fake.script_answers(&["It is warm."]);
+        let again = fake.chat(&second, None).await;
+        assert_eq!((again.text().as_str(), again.conversation == first.conversation), ("It is warm.", true));
+        let window = fake.script().windows.last().cloned().unwrap_or_default();
+        assert_eq!(window.matches("\"town\"").count(), 1, "{window}");
+    }
+}
+
 /// The question alone, sent again, is answered without the calls and results that followed it before.
 #[tokio::test]
 async fn tools_question_alone_again_has_no_earlier_calls() {

@@ -25,6 +25,7 @@ pub(crate) enum LogDeleteReason {
     ClientEdited,
     VariantChosen,
     NoAnswer,
+    CallsRewritten,
     Forget,
     Undo,
 }
@@ -59,6 +60,7 @@ impl From<DeleteReason> for LogDeleteReason {
             DeleteReason::ClientEdited => LogDeleteReason::ClientEdited,
             DeleteReason::VariantChosen => LogDeleteReason::VariantChosen,
             DeleteReason::NoAnswer => LogDeleteReason::NoAnswer,
+            DeleteReason::CallsRewritten => LogDeleteReason::CallsRewritten,
             DeleteReason::Forget => LogDeleteReason::Forget,
             DeleteReason::Undo => LogDeleteReason::Undo,
         }
@@ -75,6 +77,7 @@ impl From<LogDeleteReason> for DeleteReason {
             LogDeleteReason::ClientEdited => DeleteReason::ClientEdited,
             LogDeleteReason::VariantChosen => DeleteReason::VariantChosen,
             LogDeleteReason::NoAnswer => DeleteReason::NoAnswer,
+            LogDeleteReason::CallsRewritten => DeleteReason::CallsRewritten,
             LogDeleteReason::Forget => DeleteReason::Forget,
             LogDeleteReason::Undo => DeleteReason::Undo,
         }

@@ -52,6 +52,7 @@ fn log_json_keeps_the_words_of_delete_reasons() {
         (DeleteReason::ClientEdited, "client_edited"),
         (DeleteReason::VariantChosen, "variant_chosen"),
         (DeleteReason::NoAnswer, "no_answer"),
+        (DeleteReason::CallsRewritten, "calls_rewritten"),
         (DeleteReason::Forget, "forget"),
         (DeleteReason::Undo, "undo"),
     ];
