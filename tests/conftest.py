@@ -123,6 +123,9 @@ class ScriptedModel(http.server.BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         for token in self.server.answers.pop(0) if len(self.server.answers) > 1 else self.server.answers[0]:
+            if isinstance(token, threading.Event):
+                token.wait(300)
+                continue
             self.send_event({"choices": [{"index": 0, "delta": {"content": token}, "finish_reason": None}]})
             time.sleep(self.server.pause)
         self.send_event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
@@ -139,7 +142,8 @@ class ScriptedModel(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def remote_model():
-    """Starts a scripted model and returns its address. The last answer is repeated."""
+    """Starts a scripted model and returns its address. The last answer is repeated. An event among the tokens holds the answer
+    until the test sets it, so that a test does not race with it."""
     models = []
 
     def start(answers, pause=0.0):

@@ -3,6 +3,7 @@
 import contextlib
 import re
 import signal
+import threading
 import urllib.request
 
 import pytest
@@ -770,9 +771,9 @@ def test_tap_on_a_paragraph_changes_nothing(open_page, small):
 
 
 def test_queued_message_is_sent_once(browser, tmp_path, remote_model):
-    server = Server(
-        tmp_path, "recall.mode=lexical", model=remote_model([[f" word{n}" for n in range(60)]], 0.05)
-    ).start()
+    looked = threading.Event()
+    answer = [*(f" word{n}" for n in range(30)), looked, " last"]
+    server = Server(tmp_path, "recall.mode=lexical", model=remote_model([answer])).start()
     page = browser.new_page()
     page.goto(server.url + "/#main")
     page.fill("#message", "The first one.")
@@ -784,6 +785,7 @@ def test_queued_message_is_sent_once(browser, tmp_path, remote_model):
     page.reload()
     expect(page.locator("#queue li")).to_contain_text("The second one.")
     expect(page.locator("#message")).to_have_value("")
+    looked.set()
     expect(page.locator(".turn.user", has_text="The second one.")).to_have_count(1, timeout=30_000)
     expect(page.locator("#stop")).to_be_hidden(timeout=30_000)
     user_texts = [

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import threading
 
 import pytest
 from playwright.sync_api import expect
@@ -271,7 +272,8 @@ def test_file_larger_than_a_request_is_imported(scripted, open_chat, tmp_path):
 
 def test_chat_in_use_elsewhere_is_read_only(browser, tmp_path, remote_model):
     """A server has a chat open while it answers, and another one on the same data can only read it."""
-    model = remote_model([["word "] * 160], pause=0.05)
+    looked = threading.Event()
+    model = remote_model([["word ", "word ", looked, "word "]])
     first = Server(tmp_path, "recall.mode=lexical", model=model).start()
     second = Server(tmp_path, "recall.mode=lexical", model=model).start()
     page = browser.new_page()
@@ -284,6 +286,7 @@ def test_chat_in_use_elsewhere_is_read_only(browser, tmp_path, remote_model):
         expect(notice).to_contain_text(f"Another Halo (process {first.process.pid}) has this chat open")
         expect(page.locator("#message")).to_be_disabled()
         expect(page.locator(".turn.user .chunk")).to_contain_text("Go on.")
+        looked.set()
         # When the other one is done, the chat can be written here.
         expect(notice).to_have_count(0, timeout=30_000)
         expect(page.locator("#message")).to_be_enabled()
@@ -312,7 +315,7 @@ def test_notices_and_a_missing_embedder_are_shown(scripted, open_chat, tmp_path)
 
 
 def test_interrupted_answer_is_a_notice(browser, tmp_path, remote_model):
-    address = remote_model([["word "] * 200], pause=0.05)
+    address = remote_model([["word ", "word ", threading.Event()]])
     server = Server(tmp_path, "recall.mode=lexical", model=address).start()
     page = browser.new_page()
     try:
@@ -483,7 +486,8 @@ def test_line_leads_from_a_returned_paragraph_to_its_chip(browser, tmp_path, rem
 
 
 def test_running_answer_shows_what_it_uses(browser, tmp_path, remote_model):
-    address = remote_model([["Noted."], ["word "] * 60], pause=0.05)
+    looked = threading.Event()
+    address = remote_model([["Noted."], ["word ", "word ", looked, "word "]])
     settings = ("recall.mode=lexical", "chunk.min_tokens=2", "generation.max_tokens=200")
     server = Server(tmp_path, *settings, model=address).start()
     page = browser.new_page()
@@ -500,6 +504,7 @@ def test_running_answer_shows_what_it_uses(browser, tmp_path, remote_model):
         # It leads to the paragraph while the answer is generated.
         chip.click()
         expect(page.locator(".chunk.found", has_text="Betsy")).to_be_visible()
+        looked.set()
         expect(page.locator("#stop")).to_be_hidden(timeout=30_000)
         expect(page.locator(".turn.assistant").last.locator(".chip", has_text="Betsy")).to_be_visible()
     finally:
@@ -656,7 +661,7 @@ def test_title_is_renamed_by_keyboard(talk, open_chat):
 
 
 def test_send_becomes_queue_while_an_answer_runs(browser, tmp_path, remote_model):
-    server = Server(tmp_path, "recall.mode=lexical", model=remote_model([["word "] * 100], pause=0.05)).start()
+    server = Server(tmp_path, "recall.mode=lexical", model=remote_model([["word ", threading.Event()]])).start()
     page = browser.new_page()
     try:
         page.goto(f"{server.url}/#main")

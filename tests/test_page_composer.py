@@ -1,11 +1,11 @@
 """The message box in a real browser: attachments, and messages that wait for the running answer."""
 
+import threading
+
 import pytest
 from playwright.sync_api import expect
 
 from conftest import Server
-
-WORDS = [f" word{n}" for n in range(60)]
 
 
 def attach(page, *files):
@@ -73,7 +73,8 @@ def test_other_files_are_refused_with_a_reason(scripted, open_chat, name, kind, 
 
 
 def test_queued_messages_can_be_edited_and_removed(browser, tmp_path, remote_model):
-    server = Server(tmp_path, "recall.mode=lexical", model=remote_model([WORDS], 0.1)).start()
+    looked = threading.Event()
+    server = Server(tmp_path, "recall.mode=lexical", model=remote_model([[" word", " word", looked, " word"]])).start()
     page = browser.new_page()
     try:
         page.goto(server.url + "/#main")
@@ -96,6 +97,7 @@ def test_queued_messages_can_be_edited_and_removed(browser, tmp_path, remote_mod
         page.click("#stop")
         expect(queue.first).to_contain_text("Not sent")
         assert user_texts(server) == ["The first one."]
+        looked.set()
         queue.first.get_by_role("button", name="Send now").click()
         expect(page.locator(".turn.user")).to_have_count(3, timeout=60_000)
         expect(page.locator("#queue")).to_be_hidden()

@@ -1,6 +1,7 @@
 """The statistics of a chat in a real browser: axes, values, and what came back for which question."""
 
 import re
+import threading
 
 from playwright.sync_api import expect
 
@@ -64,7 +65,8 @@ def test_statistics_have_axes_and_values(scripted, open_chat):
 
 
 def test_statistics_before_the_first_answer(open_chat, tmp_path, remote_model):
-    server = Server(tmp_path, "recall.mode=lexical", model=remote_model([[" word"] * 40], 0.1)).start()
+    looked = threading.Event()
+    server = Server(tmp_path, "recall.mode=lexical", model=remote_model([[" word", " word", looked, " word"]])).start()
     try:
         page = open_chat(server)
         page.fill("#message", "Tell me a story.")
@@ -74,6 +76,7 @@ def test_statistics_before_the_first_answer(open_chat, tmp_path, remote_model):
         page.click("#inspect")
         page.click("#panel [data-panel=stats]")
         expect(page.locator("#panel-body")).to_have_text("No answer yet.")
+        looked.set()
         expect(page.locator("#panel svg.chart").first).to_be_visible(timeout=30_000)
         page.close()
     finally:

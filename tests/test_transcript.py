@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 import time
 
 import pytest
@@ -75,8 +76,21 @@ def test_markdown_is_rendered_and_nothing_runs(scripted, open_chat):
 
 
 def test_streamed_markdown_keeps_its_blocks(browser, tmp_path, remote_model):
-    words = ["First ", "paragraph.\n\n", "```js\n", "let x", " = 1;\n", "```\n\n", "Last ", "**bold", "** word."]
-    server = Server(tmp_path, "recall.mode=lexical", model=remote_model([words], 0.15)).start()
+    marked, looked = threading.Event(), threading.Event()
+    words = [
+        "First ",
+        "paragraph.\n\n",
+        marked,
+        "```js\n",
+        "let x",
+        " = 1;\n",
+        looked,
+        "```\n\n",
+        "Last ",
+        "**bold",
+        "** word.",
+    ]
+    server = Server(tmp_path, "recall.mode=lexical", model=remote_model([words])).start()
     page = browser.new_page()
     try:
         page.goto(server.url + "/#main")
@@ -85,8 +99,10 @@ def test_streamed_markdown_keeps_its_blocks(browser, tmp_path, remote_model):
         page.wait_for_selector(".turn.assistant p")
         # The first paragraph is the same element until the answer is complete.
         page.evaluate("() => { document.querySelector('.turn.assistant p').marked = true; }")
+        marked.set()
         page.wait_for_selector(".turn.running .code-box")
         assert page.evaluate("() => document.querySelector('.turn.running p')?.marked === true")
+        looked.set()
         expect(page.locator(".turn.assistant strong")).to_have_text("bold")
         expect(page.locator("#announcer")).to_contain_text("First paragraph.")
     finally:
@@ -325,11 +341,12 @@ def test_bars_appear_when_the_context_fills(scripted, open_chat):
     expect(page.locator("#log")).to_have_class(re.compile("filling"))
 
 
-THINKING = ["<think>They want", " an animal."] + [f" thought{n}" for n in range(40)] + ["</think>", "A red fox."]
-
-
 def test_folds_stay_open_while_the_answer_grows_and_after_it(browser, tmp_path, remote_model):
-    server = Server(tmp_path, "recall.mode=lexical", model=remote_model([THINKING], 0.2)).start()
+    pressed, looked = threading.Event(), threading.Event()
+    thoughts = [f" thought{n}" for n in range(40)]
+    answer = ["<think>They want", " an animal.", *thoughts[:10], pressed, *thoughts[10:30], looked, *thoughts[30:]]
+    model = remote_model([[*answer, "</think>", "A red fox."]])
+    server = Server(tmp_path, "recall.mode=lexical", model=model).start()
     page = browser.new_page()
     try:
         page.goto(f"{server.url}/#main")
@@ -341,12 +358,12 @@ def test_folds_stay_open_while_the_answer_grows_and_after_it(browser, tmp_path, 
         # The text grows between the press and the release of the button.
         fold.locator("summary").hover()
         page.mouse.down()
-        grown = fold.text_content()
-        wait_for(lambda: fold.text_content() != grown)
+        pressed.set()
+        expect(fold).to_contain_text("thought25")
         page.mouse.up()
         # It grows on, and stays as the reader has set it.
         expect(fold.get_by_text("thought12")).to_be_visible()
-        expect(fold.get_by_text("thought25")).to_be_visible()
+        looked.set()
         expect(page.locator("#stop")).to_be_hidden()
         stored = page.locator(".turn.assistant:not(.running) details.fold").first
         expect(stored.get_by_text("thought39")).to_be_visible()
