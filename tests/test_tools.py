@@ -54,6 +54,38 @@ def test_call_and_result_round_trip(scripted):
     assert third.headers["x-halo-conversation"] == conversation
 
 
+def test_changed_functions_are_read_anew(tmp_path):
+    """Cells that were computed behind other functions make a model call those."""
+    server = Server(tmp_path, "recall.mode=lexical").start()
+    try:
+        api = client(server)
+        options = {"model": "any", "temperature": 0, "max_tokens": 6}
+
+        def ask(messages, **more):
+            response = api.chat.completions.create(messages=messages, **options, **more)
+            return response.choices[0].message, response.usage.prompt_tokens_details.cached_tokens
+
+        messages = [{"role": "user", "content": "Count from one to ten."}]
+        offered = {"tools": [WEATHER], "tool_choice": "auto"}
+        first, _ = ask(messages, **offered)
+        messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": "Go on."}]
+        again, cached = ask(messages, **offered)
+        assert cached > 20, "the same functions"
+        messages += [{"role": "assistant", "content": again.content}, {"role": "user", "content": "And on."}]
+        without, cached = ask(messages)
+        assert cached == 0, "the functions are gone"
+        messages += [{"role": "assistant", "content": without.content}, {"role": "user", "content": "And on."}]
+        # What the functions were is stored with the chat.
+        server.stop()
+        server.start()
+        api = client(server)
+        kept, cached = ask(messages)
+        assert cached > 20, "there were none before the restart"
+        assert kept.content == ask(messages, extra_body={"store": False})[0].content
+    finally:
+        server.stop()
+
+
 def test_calls_are_streamed(scripted):
     api = scripted(f"I look. {CALL}")
     messages = [{"role": "user", "content": "How is the weather in Lindau today?"}]

@@ -6,6 +6,7 @@ use halo_core::Error;
 use halo_core::model::{Model, ModelInfo, ModelToken};
 use halo_core::token::{ContentKind, Role};
 use halo_core::tool_call::{MessagePart, ToolDefinition};
+use xxhash_rust::xxh3::Xxh3;
 
 /// A model, its chat template, and the system prompt as tokens.
 pub struct ChatModel {
@@ -13,7 +14,7 @@ pub struct ChatModel {
     pub(crate) format: ChatFormatter,
     pub(crate) system_tokens: Vec<ModelToken>,
     /// The functions that a client offers: they are part of the system prompt.
-    tools: Vec<ToolDefinition>,
+    pub(crate) tools: Vec<ToolDefinition>,
 }
 
 impl ChatModel {
@@ -32,13 +33,20 @@ impl ChatModel {
         self.tokenize_preamble()
     }
 
-    /// Sets the functions that a client offers. Where they differ from those before, the context window is prefilled again.
+    /// Sets the functions that a client offers.
     pub(crate) fn set_tools(&mut self, tools: &[ToolDefinition]) -> Result<(), Error> {
-        if self.tools == tools {
-            return Ok(());
-        }
         self.tools = tools.to_vec();
         self.tokenize_preamble()
+    }
+
+    /// The functions as a short text that differs between lists; none where there are none.
+    pub(crate) fn tools_fingerprint(tools: &[ToolDefinition]) -> Option<String> {
+        let mut hash = Xxh3::new();
+        for tool in tools {
+            hash.update(tool.function.as_bytes());
+            hash.update(b"\0");
+        }
+        (!tools.is_empty()).then(|| format!("{:016x}", hash.digest()))
     }
 
     fn tokenize_preamble(&mut self) -> Result<(), Error> {

@@ -18,6 +18,9 @@ pub const SYSTEM_PROMPT_KEY: &str = "system";
 /// Setting: the client's id of the last message.
 pub const MESSAGE_ID_KEY: &str = "message.id";
 
+/// Setting: the fingerprint of the functions that its KV cells were computed behind.
+pub(crate) const TOOLS_KEY: &str = "tools";
+
 /// Setting: the turn that is being answered, while it is.
 pub(crate) const RUNNING_TURN_KEY: &str = "running";
 

@@ -109,6 +109,7 @@ pub(crate) fn open_parts(request: OpenRequest<'_>) -> Result<(SessionParts, Vec<
         last_user_day,
         next_message_id: None,
         next_answer: AnswerBegin::default(),
+        has_set_tools: false,
         unsaved_system_prompt: None,
         unsaved_sampling: None,
         unsaved_persona: None,

@@ -53,6 +53,8 @@ pub(crate) struct SessionParts {
     pub next_message_id: Option<String>,
     /// How the next answer begins.
     pub next_answer: AnswerBegin,
+    /// Whether a client has said since the conversation was opened which functions it offers.
+    pub has_set_tools: bool,
     /// A system prompt of this conversation that is stored with its first message.
     pub unsaved_system_prompt: Option<String>,
     /// Values of sampling of this conversation, as JSON, that are stored with its first message.

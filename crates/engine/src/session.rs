@@ -4,8 +4,10 @@
 use crate::align::SentMessage;
 use crate::answer_edit;
 use crate::branch::{self, BranchPoint};
+use crate::chat_model::ChatModel;
 use crate::chat_options::{ChatOptions, PERSONA_KEY, SAMPLING_KEY};
 use crate::client_history;
+use crate::conversation::TOOLS_KEY;
 pub use crate::conversation::{
     FORGET_COUNT_KEY, MESSAGE_ID_KEY, SYSTEM_PROMPT_KEY, TEMPLATE_KEY, kv_cache_key,
 };
@@ -404,9 +406,22 @@ impl Session {
         client_history::append_messages(&mut self.parts, messages, flow)
     }
 
-    /// Sets the functions that a client offers: the model may call them, and only the client runs them.
+    /// Sets the functions that a client offers: the model may call them, and only the client runs them. Where they differ from those
+    /// before, the context window is prefilled again: cells that were computed behind other functions make the model call those.
     pub fn set_tools(&mut self, tools: &[ToolDefinition]) -> Result<(), Error> {
-        self.parts.model.set_tools(tools)?;
+        let SessionParts { model, conversation, has_set_tools, .. } = &mut self.parts;
+        if *has_set_tools && model.tools == tools {
+            return Ok(());
+        }
+        let fingerprint = ChatModel::tools_fingerprint(tools);
+        if conversation.is_new() {
+            fingerprint.into_iter().for_each(|value| conversation.stage_setting(TOOLS_KEY, value));
+        } else if conversation.setting(TOOLS_KEY)? != fingerprint {
+            model.model.delete_kv(conversation.kv_key())?;
+            conversation.put_setting(TOOLS_KEY, fingerprint.as_deref())?;
+        }
+        model.set_tools(tools)?;
+        *has_set_tools = true;
         self.parts.publish();
         Ok(())
     }

@@ -13,6 +13,21 @@ thread_local! {
     static WARNINGS_SUPPRESSED: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Loads the library of ggml that is the fastest on this processor, from the folder of the package: `lib/halo` beside the `bin` of the
+/// program.
+#[cfg(feature = "dynamic-backends")]
+fn load_backends() {
+    use std::os::unix::ffi::OsStrExt;
+    let program = std::env::current_exe().and_then(std::fs::canonicalize);
+    let folder = program.ok().and_then(|program| Some(program.parent()?.parent()?.join("lib/halo")));
+    let Some(path) = folder.and_then(|folder| std::ffi::CString::new(folder.as_os_str().as_bytes()).ok())
+    else {
+        return;
+    };
+    // SAFETY: the path is a string that ends with a zero byte; llama.cpp copies it.
+    unsafe { sys::ggml_backend_load_all_from_path(path.as_ptr()) };
+}
+
 /// Sets the log callback and starts llama.cpp's backends, once per process.
 pub(super) fn init() {
     static INIT: Once = Once::new();
@@ -20,6 +35,11 @@ pub(super) fn init() {
         // SAFETY: called once, before any other call of llama.cpp; the callback is a static function without state.
         unsafe {
             sys::llama_log_set(Some(log_callback), std::ptr::null_mut());
+        }
+        #[cfg(feature = "dynamic-backends")]
+        load_backends();
+        // SAFETY: as above.
+        unsafe {
             sys::llama_backend_init();
         }
     });
