@@ -77,7 +77,8 @@ pub fn init_logging(quiet: bool, verbose: u8) {
 /// another program on the same CPUs both nearly stop. A limit of 1000 costs nothing on an idle machine.
 fn reexec_with_omp_spin_limit() {
     #[cfg(target_os = "linux")]
-    if std::env::var_os("GOMP_SPINCOUNT").is_none()
+    if cfg!(feature = "openmp")
+        && std::env::var_os("GOMP_SPINCOUNT").is_none()
         && std::env::var_os("OMP_WAIT_POLICY").is_none()
         && let Ok(program) = std::env::current_exe()
     {

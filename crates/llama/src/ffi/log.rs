@@ -32,13 +32,13 @@ fn load_backends() {
 pub(super) fn init() {
     static INIT: Once = Once::new();
     INIT.call_once(|| {
-        // SAFETY: called once, before any other call of llama.cpp; the callback is a static function without state.
+        // SAFETY: the callback is a static function without state.
         unsafe {
             sys::llama_log_set(Some(log_callback), std::ptr::null_mut());
         }
         #[cfg(feature = "dynamic-backends")]
         load_backends();
-        // SAFETY: as above.
+        // SAFETY: called once, before any other call of llama.cpp but those that set its log and load its backends.
         unsafe {
             sys::llama_backend_init();
         }
