@@ -54,7 +54,7 @@ def test_call_and_result_round_trip(scripted):
     assert third.headers["x-halo-conversation"] == conversation
 
 
-def test_changed_functions_are_read_anew(tmp_path):
+def test_changed_functions_are_read_again(tmp_path):
     """Cells that were computed behind other functions make a model call those."""
     server = Server(tmp_path, "recall.mode=lexical").start()
     try:
