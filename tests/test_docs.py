@@ -77,7 +77,7 @@ def test_curl_example_of_connect(scripted):
         (
             "agents",
             "cooled_agent",
-            ["I have read 13 characters.", "I have read 40 characters.", r".*king of Switzerland.*"],
+            ["I have read 13 characters.", "I have read 40 characters.", r".*the king of switzerland resign.*"],
         ),
     ],
 )
