@@ -55,7 +55,7 @@ export const presetOf = (values) =>
   ) ?? null;
 
 /** @param {HTMLElement} panel */
-export function chatOptions(panel) {
+export async function chatOptions(panel) {
   const { name } = state;
   /** @type {ChatOptions} */
   let own = { system_prompt: null, sampling: {}, persona: nobody() };
@@ -164,6 +164,20 @@ export function chatOptions(panel) {
     names.set(key, input);
     return el("div", { class: "row own-name" }, el("label", { for: id }, label), input);
   };
+  const load = async () => {
+    const before = edits;
+    try {
+      const view = await api.options(name);
+      defaults = view.defaults;
+      if (before === edits) own = (isNew() && readPending(name)) || view.own;
+      draw();
+    } catch (error) {
+      status.textContent = error.message;
+      status.className = "error";
+    }
+  };
+  // A slider has no place before its value is known: a key that is pressed then would do nothing.
+  await load();
   panel.append(
     el("p", { class: "quiet" }, "What is empty here follows the settings; the grey value is theirs."),
     el("h3", {}, el("label", { for: "own-prompt" }, "System prompt")),
@@ -198,18 +212,6 @@ export function chatOptions(panel) {
     ),
     status,
   );
-  const load = async () => {
-    const before = edits;
-    try {
-      const view = await api.options(name);
-      defaults = view.defaults;
-      if (before === edits) own = (isNew() && readPending(name)) || view.own;
-      draw();
-    } catch (error) {
-      status.textContent = error.message;
-      status.className = "error";
-    }
-  };
-  load();
+  draw();
   return { settings: load, event: (event) => event.action === "options_changed" && load() };
 }

@@ -144,7 +144,7 @@ function draw(name, options = {}, focus = false) {
   drawCount();
   if (focus) closeButton.focus();
   load().then(
-    (build) => {
+    async (build) => {
       if (open !== view) return;
       // The page was opened a moment ago, and which chat it shows is not known yet.
       if (!state.name) {
@@ -157,7 +157,7 @@ function draw(name, options = {}, focus = false) {
         if (state.snapshot) body.append(el("p", { class: "quiet" }, "Nothing has been said in this chat yet."));
         return;
       }
-      view.handlers = build(body, options) ?? {};
+      view.handlers = (await build(body, options)) ?? {};
       const first = /** @type {HTMLElement | null} */ (body.querySelector("input, select, textarea"));
       if (focus && document.activeElement === closeButton) first?.focus();
     },

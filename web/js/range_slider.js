@@ -23,11 +23,27 @@ export function rangeSlider({ min, max, whole }, label, onMove, onChoose) {
     step: whole && !logarithmic ? String(1 / (max - min || 1)) : "0.005",
     "aria-label": `${label}, from ${number(min)} to ${number(max)}`,
   });
+  // A value that is loaded while the slider is moved must not move it back: then the browser would report no change.
+  let moving = false;
   const show = (value) => {
+    if (moving) return;
     node.value = String(Number.isNaN(Number(value)) ? 0 : toPlace(Number(value)));
     node.setAttribute("aria-valuetext", String(value));
   };
-  node.addEventListener("input", () => onMove(toValue(Number(node.value))));
-  node.addEventListener("change", () => onChoose(toValue(Number(node.value))));
+  node.addEventListener("input", () => {
+    moving = true;
+    onMove(toValue(Number(node.value)));
+  });
+  node.addEventListener("change", () => {
+    moving = false;
+    onChoose(toValue(Number(node.value)));
+  });
+  // A slider that is moved back to where it was changes nothing.
+  for (const type of ["pointerup", "keyup", "blur"])
+    node.addEventListener(type, () =>
+      setTimeout(() => {
+        moving = false;
+      }),
+    );
   return { node, show };
 }
