@@ -11,6 +11,12 @@ fail() {
     exit 1
 }
 
+case ${1:-} in
+-*)
+    sed -n '2,/^set /{ /^#/s/^# \{0,1\}//p; }' "$0"
+    exit 2
+    ;;
+esac
 prefix=${1:-$HOME/.local}
 from=${2:-}
 here=$(cd "$(dirname "$0")" && pwd)

@@ -619,6 +619,8 @@ def test_own_values_have_sliders(talk, open_chat):
     page = open_chat(talk)
     page.click("#chat-options")
     slider = page.get_by_role("slider", name=re.compile("^Temperature"))
+    right = "node => node.getBoundingClientRect().right"
+    assert slider.evaluate(right) <= page.locator(".own-value").first.evaluate(right), "it ends with its row"
     slider.press("End")
     expect(page.locator("#own-temperature")).to_have_value("5")
     wait_for(lambda: talk.halo("GET", "/conversations/main/options")[1]["own"]["sampling"]["temperature"] == 5)

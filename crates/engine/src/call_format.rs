@@ -22,9 +22,8 @@ pub(crate) fn normalize_calls(parts: &mut SessionParts, answer: TurnId) -> Resul
     let Some(OutputConstraint::ToolCalls(options)) = &parts.rules.sampling.constraint else {
         return Ok(None);
     };
-    let options = options.clone();
     let text = parts.conversation.turn_text(answer)?;
-    let Some(calls) = foreign_calls(&options, &text) else { return Ok(None) };
+    let Some(calls) = foreign_calls(options, &text) else { return Ok(None) };
     let before = parts.conversation.turns_latest_first().find(|(turn, _)| *turn < answer);
     let message = SentMessage::with_calls(String::new(), calls);
     let tokens = parts.model.tokenize_sent(&message, before.map(|(_, role)| role))?;
@@ -45,10 +44,9 @@ fn foreign_calls(options: &ToolOptions, text: &str) -> Option<Vec<FunctionCall>>
         return None;
     }
     let markers = AnswerMarkers {
-        reasoning: None,
-        starts_in_reasoning: false,
         calls: Some(options.format.clone()),
         functions: Some(options.allowed().map(|tool| tool.name.clone()).collect()),
+        ..AnswerMarkers::default()
     };
     let answer = markers.parse(text);
     let is_object = |call: &FunctionCall| {

@@ -1,7 +1,7 @@
 //! Functions that clients offer: definitions, calls, results, and how a history with them is recognized.
 
 use crate::chat::{chat_body, percent_encoded};
-use crate::fake::{FakeOptions, FakeServer};
+use crate::fake::{FakeChatResponse, FakeOptions, FakeServer};
 use halo_core::model::{ChatTemplate, OutputConstraint};
 use halo_core::tool_call::{CallFormat, ReasoningFormat, ToolChoice, ToolOptions};
 use serde_json::{Value, json};
@@ -36,6 +36,10 @@ fn chatml_server() -> FakeServer {
     })
 }
 
+fn assert_says(response: &FakeChatResponse, text: &str) {
+    assert_eq!((response.status, response.text().as_str()), (200, text), "{}", response.body);
+}
+
 fn last_options(fake: &FakeServer) -> Option<ToolOptions> {
     match fake.script().samplings.last().and_then(|sampling| sampling.constraint.clone()) {
         Some(OutputConstraint::ToolCalls(options)) => Some(*options),
@@ -63,12 +67,7 @@ async fn tools_call_is_returned_and_its_result_continues_the_turn() {
         messages.push(choice["message"].clone());
         messages.push(json!({ "role": "tool", "tool_call_id": id, "content": "sunny, 21 degrees" }));
         let answer = fake.chat(&second, None).await;
-        assert_eq!(
-            (answer.status, answer.text().as_str()),
-            (200, "It is sunny in Lindau."),
-            "{}",
-            answer.body
-        );
+        assert_says(&answer, "It is sunny in Lindau.");
         assert_eq!(answer.conversation, first.conversation, "the result continues the conversation");
         let window = fake.script().windows.last().cloned().unwrap_or_default();
         assert!(window.contains("tool: ") && window.contains("sunny, 21 degrees"), "{window}");
@@ -114,12 +113,7 @@ async fn tools_call_in_a_code_block_is_rewritten_for_the_model() {
             json!({ "role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "sunny" });
         messages.push(if is_rewritten { result } else { json!({ "role": "user", "content": "sunny" }) });
         let answer = fake.chat(&second, None).await;
-        assert_eq!(
-            (answer.status, answer.text().as_str()),
-            (200, "It is sunny in Lindau."),
-            "{}",
-            answer.body
-        );
+        assert_says(&answer, "It is sunny in Lindau.");
         assert_eq!(answer.conversation, first.conversation);
         let window = fake.script().windows.last().cloned().unwrap_or_default();
         let canonical =
