@@ -1,6 +1,6 @@
 //! Several conversations in one KV cache, and several answers in one batch.
 
-use crate::common::{TinyModel, tap_last_row};
+use crate::common::{TinyModel, rounding_kl, tap_last_row};
 use crate::generate::{GeneratedSteps, QUESTION, greedy, open_parallel_model, ram_only, tokenize_window};
 use crate::kv_cache_property::{KvPropertyConversation, check_against_fresh, filler_states};
 use halo_core::attention::{AttentionRequest, PromptRows};
@@ -188,7 +188,7 @@ fn check_common_beginning(model: TinyModel) {
     assert_eq!((sync.prefill_from, sync.stats.reused, sync.stats.prefilled), (40, 40, 10), "{model:?}");
     let shared = run.logits(1);
     let (_, divergence, same) = compare_logits(&expected, &shared);
-    assert!(divergence < 1e-6 && same, "{model:?}: {divergence} from the logits without company");
+    assert!(divergence < rounding_kl() && same, "{model:?}: {divergence} from the logits without company");
     for (lane, cached) in run.decode_together([0, 1]) {
         run.cache.select_lane(lane);
         let difference = check_against_fresh(&mut run.cache, &cached, &mut fresh, &filler, None);
@@ -202,7 +202,7 @@ fn check_common_beginning(model: TinyModel) {
     run.cache.release_lane();
     let (_, divergence, same) = compare_logits(&first, &run.logits(0));
     assert!(
-        divergence < 1e-6 && same,
+        divergence < rounding_kl() && same,
         "{model:?}: the other conversation's cells were shifted, {divergence}"
     );
     // The cells stay when the conversation that computed them is evicted.
@@ -354,7 +354,9 @@ fn batch_prefill_does_not_stall_a_running_answer() {
     assert!(before >= 3 && during >= 5, "{during} tokens while the other window was prefilled");
 }
 
-/// A panic on the thread of the model ends the running answers with an error, and the next ones are answered.
+/// A panic on the thread of the model ends the running answers with an error, and the next ones are answered. Optimized builds have
+/// no planted panics.
+#[cfg(debug_assertions)]
 #[test]
 fn batch_goes_on_after_a_panic() {
     let model = open_parallel_model(ram_only(), 2);

@@ -1,7 +1,7 @@
 //! The KV cache of the real model: pruning, resurrecting, compaction, forks, and the archive.
 
 use crate::common::{
-    STORY, TinyModel, context, context_params, decode_from, open_kv_cache, open_kv_cache_with_keys,
+    STORY, TinyModel, context, context_params, decode_from, on_gpu, open_kv_cache, open_kv_cache_with_keys,
     sync_and_decode, tokenize_chunks,
 };
 use halo_core::model::{StepFlow, WindowToken};
@@ -162,7 +162,9 @@ fn kv_cache_resurrect_after_compaction() {
     assert!((row.mean.iter().sum::<f32>() - 1.0).abs() < 1e-5);
     let (max_diff, kl, same) = compare_logits(&expected, &logits);
     println!("after a compaction: largest difference {max_diff}, KL {kl:e}");
-    assert!(same && kl <= 1e-3, "largest difference {max_diff}, KL {kl}");
+    // On a GPU the model itself rounds more: keys that were shifted meet kernels for other sizes of batches.
+    let limit = if on_gpu() { 5e-3 } else { 1e-3 };
+    assert!(same && kl <= limit, "largest difference {max_diff}, KL {kl}");
 }
 
 /// Near the position limit all holes are closed at once; chunks archived before are restored with a shift.
@@ -182,7 +184,8 @@ fn kv_cache_compaction_near_position_limit() {
     // A hole of fifty positions is a distance to the model, so closing it changes more than rounding.
     let (max_diff, kl, same) = compare_logits(&expected, &logits);
     println!("a hole open and closed: largest difference {max_diff}, KL {kl:e}");
-    assert!(same && kl <= 1e-2, "largest difference {max_diff}, KL {kl}");
+    let limit = if on_gpu() { 2e-2 } else { 1e-2 };
+    assert!(same && kl <= limit, "largest difference {max_diff}, KL {kl}");
 
     // A chunk of the hole is resurrected: the tokens after it are shifted.
     let some = [join_chunks(&chunks, &[0, 1, 2, 3, 5]), chunks[6].clone()].concat();

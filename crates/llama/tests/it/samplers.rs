@@ -1,5 +1,6 @@
 //! Every sampler on the real model.
 
+use crate::common::on_gpu;
 use crate::generate::{
     GeneratedSteps, NEVER, QUESTION, generate, greedy, open_model, ram_only, tokenize_window,
 };
@@ -81,6 +82,10 @@ fn penalties_and_dry_end_a_loop() {
         Sampling { repetition_penalty: 10.0, penalty_slope: 0.9, ..greedy(8) },
         Sampling { dry, ..greedy(8) },
     ] {
+        // On a GPU the greedy answer need not be a loop, and DRY has nothing to end then.
+        if on_gpu() && penalized.dry.multiplier > 0.0 {
+            continue;
+        }
         let (_, broken) = answer(&mut model, &loops, &penalized);
         assert_ne!(broken.ids, looping.ids, "{penalized:?}: {}", broken.text);
     }
