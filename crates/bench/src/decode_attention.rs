@@ -54,10 +54,10 @@ const ROUND_TOKENS: usize = 64;
 /// Tokens of one batch of the prompt.
 const PREFILL_BATCH: usize = 512;
 
-/// `count` of `all` layers at equal distances, with the last one.
+/// `count` of `all` layers at equal distances, with the last one; none of none.
 #[must_use]
 pub fn spaced_layers(all: usize, count: usize) -> Vec<usize> {
-    let count = count.clamp(1, all.max(1));
+    let count = count.max(1).min(all);
     (1..=count).map(|n| n * all / count - 1).collect()
 }
 
@@ -210,5 +210,6 @@ mod tests {
         assert_eq!(spaced_layers(30, 1), [29]);
         assert_eq!(spaced_layers(32, 4), [7, 15, 23, 31]);
         assert_eq!(spaced_layers(4, 9), [0, 1, 2, 3]);
+        assert!(spaced_layers(0, 2).is_empty());
     }
 }

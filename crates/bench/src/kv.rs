@@ -20,8 +20,10 @@ pub struct KvBenchReport {
     pub context: usize,
     /// Prefilling all of it, up to the logits of the next token.
     pub prefill_first_token_ms: f64,
-    /// A chunk is pruned and resurrected while the program runs.
+    /// A chunk is pruned and resurrected while the program runs, and its cells are saved for it.
     pub running: KvBenchFigures,
+    /// The same with cells that were saved before, as the cells of a turn are at its end.
+    pub saved_before: KvBenchFigures,
     /// The same after a restart: the cells come from disk.
     pub after_restart: KvBenchFigures,
     /// Opening the conversation: all live cells from disk, up to the logits of the next token.
@@ -96,16 +98,20 @@ pub fn measure(
     let (reread, expected) = time_ms(|| prefill_logits(&mut kv_cache, &window, progress))?;
     let leaving: Vec<usize> = (0..ROUNDS).map(|n| 1 + n * (context / CHUNK_TOKENS - 3) / ROUNDS).collect();
 
-    let (mut prune, mut back, mut next, mut last) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for &n in &leaving {
-        let without = without_chunks(&window, &[n]);
-        prune.push(time_ms(|| kv_cache.sync_without_prefill("bench", &without))?.0);
-        back.push(time_ms(|| kv_cache.sync_without_prefill("bench", &window))?.0);
-        let (ms, guess) = time_ms(|| prefill_logits(&mut kv_cache, &window, progress))?;
-        next.push(ms);
-        last = guess;
-    }
-    let running = summarize(&mut prune, &mut back, &mut next, &expected, &last);
+    // The first time the cells of a chunk are saved; the second time they are in the archive.
+    let [running, saved_before] = [(); 2].map(|()| -> Result<KvBenchFigures, KvCacheError> {
+        let (mut prune, mut back, mut next, mut last) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for &n in &leaving {
+            let without = without_chunks(&window, &[n]);
+            prune.push(time_ms(|| kv_cache.sync_without_prefill("bench", &without))?.0);
+            back.push(time_ms(|| kv_cache.sync_without_prefill("bench", &window))?.0);
+            let (ms, guess) = time_ms(|| prefill_logits(&mut kv_cache, &window, progress))?;
+            next.push(ms);
+            last = guess;
+        }
+        Ok(summarize(&mut prune, &mut back, &mut next, &expected, &last))
+    });
+    let (running, saved_before) = (running?, saved_before?);
 
     // All pruned chunks leave the process at its end; after the restart they are restored one by one from disk.
     let remaining = without_chunks(&window, &leaving);
@@ -143,6 +149,7 @@ pub fn measure(
         context,
         prefill_first_token_ms: reread,
         running,
+        saved_before,
         after_restart,
         open_ms,
         after_compaction,

@@ -3,7 +3,7 @@
 use super::recall::DatasetFormatArg;
 use anyhow::{Result, ensure};
 use halo_bench::prune::{
-    self, ComparedPolicy, MeanAccumulator, PruneBenchReport, PruneBenchSetup, SampleLengths,
+    self, ComparedPolicy, MeanAccumulator, PruneBenchReport, PruneBenchSetup, RowSubset, SampleLengths,
 };
 use halo_cli::env::Env;
 use halo_cli::output::{print_json, print_stdout};
@@ -51,6 +51,26 @@ pub struct PruneBenchOptions {
     /// Compare brightness from the attention rows of every Nth token only
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     stride: Vec<usize>,
+    /// Compare brightness from rows that are the mean of so many layers, evenly spaced; 0: all. With --stride, each with each
+    #[arg(long, value_name = "N,…", value_delimiter = ',')]
+    layers: Vec<usize>,
+}
+
+impl PruneBenchOptions {
+    /// Each stride with each number of layers.
+    fn row_subsets(&self) -> Vec<RowSubset> {
+        if self.stride.is_empty() && self.layers.is_empty() {
+            return Vec::new();
+        }
+        let or = |list: &[usize], one: usize| if list.is_empty() { vec![one] } else { list.to_vec() };
+        let strides = or(&self.stride, 1);
+        let subset =
+            |layers: usize, stride: usize| RowSubset { stride, layers: (layers > 0).then_some(layers) };
+        or(&self.layers, 0)
+            .iter()
+            .flat_map(|&layers| strides.iter().map(move |&n| subset(layers, n)))
+            .collect()
+    }
 }
 
 pub fn run(options: &PruneBenchOptions, env: &Env) -> Result<()> {
@@ -59,6 +79,7 @@ pub fn run(options: &PruneBenchOptions, env: &Env) -> Result<()> {
     }
     ensure!((1..=1000).contains(&options.samples), "--samples must be 1 to 1000");
     ensure!((2..=4096).contains(&options.next), "--next must be 2 to 4096");
+    ensure!(options.layers.iter().all(|&layers| layers <= 1024), "--layers must be 0 to 1024");
     ensure!(options.stride.iter().all(|stride| (1..=1024).contains(stride)), "--stride must be 1 to 1024");
     let settings = env.load_settings()?.settings;
     let conversations = options.format.read(&options.data)?;
@@ -100,7 +121,7 @@ pub fn run(options: &PruneBenchOptions, env: &Env) -> Result<()> {
         budget: options.budget,
         recent: options.recent,
         ablate_each_chunk: !options.policies_only,
-        strides: options.stride.clone(),
+        row_subsets: options.row_subsets(),
     };
     let mut report = PruneBenchReport::default();
     let bar = Progress::new("stretches", (conversations.len() * options.samples) as u64);
@@ -138,16 +159,18 @@ fn report_json(report: &PruneBenchReport, options: &PruneBenchOptions) -> Value 
     });
     let agreement =
         report.rank_agreement.iter().map(|(rank, sum)| (rank_name(*rank).to_owned(), json!(sum.mean())));
-    let strides = report.by_stride.iter().map(|result| {
+    let row_subsets = report.by_row_subset.iter().map(|result| {
         json!({
-            "stride": result.stride,
+            "stride": result.subset.stride,
+            "layers": result.subset.layers,
+            "rank_correlation": result.rank_correlation.mean(),
             "kl": result.kl.mean(),
             "evidence_kept": result.evidence_kept.mean(),
             "same_chunks": result.same_chunks.mean(),
         })
     });
     json!({
-        "strides": strides.collect::<Vec<_>>(),
+        "row_subsets": row_subsets.collect::<Vec<_>>(),
         "samples": report.samples,
         "window": report.window.mean(),
         "budget": options.budget,
@@ -196,11 +219,14 @@ fn report_table(report: &PruneBenchReport, options: &PruneBenchOptions) -> Strin
             number(&result.evidence_kept, 2),
         );
     }
-    for result in &report.by_stride {
+    for result in &report.by_row_subset {
+        let layers = result.subset.layers.map_or("all".to_owned(), |count| count.to_string());
         let _ = writeln!(
             out,
-            "brightness, a row for every {}. token: KL {}, evidence kept {}, the same chunks {}",
-            result.stride,
+            "brightness, a row for every {}. token, {layers} layers: rank correlation {}, KL {}, evidence kept {}, the same \
+             chunks {}",
+            result.subset.stride,
+            number(&result.rank_correlation, 3),
             number(&result.kl, 4),
             number(&result.evidence_kept, 2),
             number(&result.same_chunks, 2),

@@ -1,6 +1,6 @@
 //! A real model with a sample in its KV cache: its attention, and its predictions without some of the tokens.
 
-use halo_llama::attention::{ReducedAttention, TapConfig};
+use halo_llama::attention::{LayerHeads, ReducedAttention, TapConfig};
 use halo_llama::ffi::{BatchToken, LlamaContext, LlamaError, LlamaPos, LlamaToken, SeqId};
 use std::ops::Range;
 
@@ -29,8 +29,17 @@ pub(super) struct PruneCost {
     pub(super) nll: Vec<f64>,
 }
 
-/// Receives each row of attention, token by token, and the probability of the token after it.
-pub(super) type OnAttentionRow<'a> = dyn FnMut(&ReducedAttention, Option<f32>) + 'a;
+/// What is known of a watched token.
+pub(super) struct ObservedToken<'a> {
+    pub(super) row: &'a ReducedAttention,
+    /// All heads of each layer; empty unless [`TapConfig::full`].
+    pub(super) heads: Vec<&'a LayerHeads>,
+    /// The probability of the token after it.
+    pub(super) probability: Option<f32>,
+}
+
+/// Receives what is known of each watched token.
+pub(super) type OnObservedToken<'a> = dyn FnMut(&ObservedToken<'_>) + 'a;
 
 impl<'a> AblationRun<'a> {
     /// Prefills a window; rows of tokens from `watched` on are passed to `listener`.
@@ -40,7 +49,7 @@ impl<'a> AblationRun<'a> {
         watched: usize,
         next: &'a [LlamaToken],
         want: &TapConfig,
-        looked: &mut OnAttentionRow<'_>,
+        listener: &mut OnObservedToken<'_>,
     ) -> Result<Self, LlamaError> {
         for seq in [FULL_SEQ, PRUNED_SEQ] {
             let _ = context.seq_rm(seq, -1, -1);
@@ -64,8 +73,10 @@ impl<'a> AblationRun<'a> {
                 .collect();
             let cells: Vec<i64> = (start..start + part.len()).map(|n| n as i64).collect();
             assert_eq!(context.tap().batch_cells(), cells, "an empty cache is filled from its beginning");
-            for (row, probability) in context.tap().take_rows(0).iter().zip(probabilities) {
-                looked(row, probability);
+            let (rows, heads) = (context.tap().take_rows(0), context.tap().take_heads(0));
+            for (n, (row, probability)) in rows.iter().zip(probabilities).enumerate() {
+                let heads = heads.iter().filter(|heads| heads.token == n).collect();
+                listener(&ObservedToken { row, heads, probability });
             }
         }
         let mut trial = Self { context, len: window.len(), next, full_logprobs: Vec::new() };

@@ -175,9 +175,9 @@ fn measure_shares(stretch: &ComparedStretch, model: &mut ComparedModel<'_>) -> R
     let want = TapConfig { rows: TapRows::All, full: false, ..model.want.clone() };
     let largest = want.max;
     let mut steps = 0;
-    AblationRun::start(model.context, &window, tokens.prefilled.len(), &[], &want, &mut |row, _| {
+    AblationRun::start(model.context, &window, tokens.prefilled.len(), &[], &want, &mut |token| {
         steps += 1;
-        let row = if largest { &row.max } else { &row.mean };
+        let row = if largest { &token.row.max } else { &token.row.mean };
         for (attention, chunk) in row.iter().zip(&tokens.chunk_of) {
             if let Some(chunk) = chunk {
                 sums[*chunk] += f64::from(*attention);

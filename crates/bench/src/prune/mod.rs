@@ -13,6 +13,7 @@ pub(crate) mod sample;
 pub use policies::ComparedPolicy;
 pub use sample::SampleLengths;
 
+use crate::decode_attention::spaced_layers;
 use crate::recall::DatasetConversation;
 use ablation::AblationRun;
 use halo_core::model::ModelToken;
@@ -21,11 +22,11 @@ use halo_core::rules::ContextRules;
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, TurnId};
 use halo_engine::chat_format::ChatFormatter;
-use halo_llama::attention::{TapConfig, TapRows};
+use halo_llama::attention::{LayerHeads, TapConfig, TapRows};
 use halo_llama::ffi::{LlamaContext, LlamaError};
 use policies::ObservedAttention;
 use sample::ConversationSample;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 pub struct PruneBenchSetup<'a> {
@@ -44,18 +45,29 @@ pub struct PruneBenchSetup<'a> {
     pub recent: f64,
     /// Whether every chunk is removed once, to compare its brightness with the damage.
     pub ablate_each_chunk: bool,
-    /// Strides that are compared: brightness from the rows of every Nth token of an answer.
-    pub strides: Vec<usize>,
+    /// Fewer rows that are compared with all of them.
+    pub row_subsets: Vec<RowSubset>,
 }
 
-/// What pruning by brightness costs if only every Nth token of an answer has a row.
-#[derive(Clone, Debug, Default)]
-pub struct StrideResult {
+/// Some of the attention rows of an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RowSubset {
+    /// Only every Nth token has a row.
     pub stride: usize,
+    /// A row is the mean of so many layers at equal distances; None: of all.
+    pub layers: Option<usize>,
+}
+
+/// What pruning by brightness costs with some of the rows.
+#[derive(Clone, Debug, Default)]
+pub struct RowSubsetResult {
+    pub subset: RowSubset,
     pub kl: MeanAccumulator,
     pub evidence_kept: MeanAccumulator,
-    /// Share of the chunks that are kept with every row and with these rows.
+    /// Share of the chunks that are kept with all rows and with these rows.
     pub same_chunks: MeanAccumulator,
+    /// Rank correlation of the chunks with their ranking by all rows.
+    pub rank_correlation: MeanAccumulator,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -67,7 +79,7 @@ pub struct PruneBenchReport {
     /// Loss on the continuation with the full window, in nats.
     pub nll: MeanAccumulator,
     pub by_policy: Vec<PrunePolicyResult>,
-    pub by_stride: Vec<StrideResult>,
+    pub by_row_subset: Vec<RowSubsetResult>,
     /// By ranking: rank correlation with the damage that removing each chunk does.
     pub rank_agreement: Vec<(RankBy, MeanAccumulator)>,
     /// Reliability of that damage, measured on every second token: no ranking can correlate more than its root.
@@ -144,19 +156,23 @@ fn measure_sample(
 ) -> Result<(), LlamaError> {
     let (read, said) = (sample.prefill_tokens(), sample.observed_tokens());
     let mut observed = ObservedAttention::new(read.len(), said.len());
-    let want = TapConfig { rows: TapRows::All, full: false, ..setup.want.clone() };
+    // Means of some layers come from the heads of every layer.
+    let mut layer_counts: Vec<usize> = setup.row_subsets.iter().filter_map(|subset| subset.layers).collect();
+    layer_counts.sort_unstable();
+    layer_counts.dedup();
+    let mut by_layers: BTreeMap<usize, ObservedAttention> =
+        layer_counts.iter().map(|&count| (count, ObservedAttention::new(read.len(), said.len()))).collect();
+    let want = TapConfig { rows: TapRows::All, full: !layer_counts.is_empty(), ..setup.want.clone() };
     let largest = want.max;
     let window: Vec<_> = read.iter().chain(&said).copied().collect();
-    let mut trial = AblationRun::start(
-        setup.context,
-        &window,
-        read.len(),
-        &sample.next,
-        &want,
-        &mut |row, probability| {
-            observed.push_row(if largest { &row.max } else { &row.mean }, probability);
-        },
-    )?;
+    let mut trial =
+        AblationRun::start(setup.context, &window, read.len(), &sample.next, &want, &mut |token| {
+            let row = if largest { &token.row.max } else { &token.row.mean };
+            observed.push_row(row, token.probability);
+            for (&count, some_layers) in &mut by_layers {
+                some_layers.push_row(&mean_of_layers(&token.heads, count), token.probability);
+            }
+        })?;
     let timeline = policies::replay_scored(sample, &observed, &setup.rules, 1);
     let prefix = sample.prefix.len();
     report.samples += 1;
@@ -191,9 +207,9 @@ fn measure_sample(
         result.nll.add(mean(&cost.nll));
         evidence_kept(&pruned_timeline, &mut result.evidence_kept);
     }
-    if report.by_stride.is_empty() {
-        let fresh = |&stride| StrideResult { stride, ..StrideResult::default() };
-        report.by_stride = setup.strides.iter().map(fresh).collect();
+    if report.by_row_subset.is_empty() {
+        let fresh = |&subset| RowSubsetResult { subset, ..RowSubsetResult::default() };
+        report.by_row_subset = setup.row_subsets.iter().map(fresh).collect();
     }
     let prune = |timeline: &Timeline| {
         policies::prune_window(ComparedPolicy::Brightness, timeline, prefix, budget, &rules, &observed)
@@ -201,9 +217,15 @@ fn measure_sample(
     let live_chunks = |timeline: &Timeline| -> BTreeSet<ChunkId> {
         timeline.chunks().filter(|chunk| chunk.is_live()).map(|chunk| chunk.id()).collect()
     };
+    let current = timeline.turns().last().map(|turn| turn.id);
+    let ranking = |timeline: &Timeline| -> Vec<f64> {
+        let ranked = timeline.chunks().filter(|chunk| Some(chunk.id().turn) != current && !chunk.is_empty());
+        ranked.map(|chunk| RankBy::Share.value_of(chunk)).collect()
+    };
     let full = live_chunks(&prune(&timeline));
-    for result in &mut report.by_stride {
-        let scored = policies::replay_scored(sample, &observed, &setup.rules, result.stride);
+    for result in &mut report.by_row_subset {
+        let observed = result.subset.layers.and_then(|count| by_layers.get(&count)).unwrap_or(&observed);
+        let scored = policies::replay_scored(sample, observed, &setup.rules, result.subset.stride);
         let pruned_timeline = prune(&scored);
         let cost = trial.cost_without(&pruned_slots(&pruned_timeline, prefix))?;
         result.kl.add(mean(&cost.kl));
@@ -212,11 +234,26 @@ fn measure_sample(
         result
             .same_chunks
             .add(kept.intersection(&full).count() as f64 / full.union(&kept).count().max(1) as f64);
+        result.rank_correlation.add(spearman(&ranking(&timeline), &ranking(&scored)));
     }
     if setup.ablate_each_chunk {
         ablate_chunks(&timeline, prefix, rules.sinks, &mut trial, report)?;
     }
     Ok(())
+}
+
+/// The mean row of `count` of the recorded layers.
+fn mean_of_layers(layers: &[&LayerHeads], count: usize) -> Vec<f32> {
+    let chosen = spaced_layers(layers.len(), count);
+    let cells = layers.first().map_or(0, |heads| heads.cells);
+    let mut row = vec![0.0; cells];
+    for heads in chosen.iter().filter_map(|&n| layers.get(n)) {
+        let weight = cells as f32 / (heads.values.len() * chosen.len()) as f32;
+        for head in heads.values.chunks(cells.max(1)) {
+            row.iter_mut().zip(head).for_each(|(sum, a)| *sum += a * weight);
+        }
+    }
+    row
 }
 
 /// Removes every chunk once.
@@ -286,6 +323,22 @@ fn fractional_ranks(numbers: &[f64]) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mean_of_layers_takes_spaced_layers_and_all_heads() {
+        let heads = |layer: usize, values: [f32; 4]| LayerHeads {
+            layer,
+            token: 0,
+            cells: 2,
+            values: values.to_vec(),
+        };
+        let layers = [heads(0, [1.0, 0.0, 1.0, 0.0]), heads(3, [0.0, 1.0, 0.5, 0.5])];
+        let layers: Vec<&LayerHeads> = layers.iter().collect();
+        assert_eq!(mean_of_layers(&layers, 1), [0.25, 0.75], "the last layer is among them");
+        assert_eq!(mean_of_layers(&layers, 2), [0.625, 0.375]);
+        assert_eq!(mean_of_layers(&layers, 9), [0.625, 0.375]);
+        assert!(mean_of_layers(&[], 1).is_empty());
+    }
 
     #[test]
     fn spearman_detects_agreement_and_reversal() {
