@@ -22,7 +22,13 @@ help: ## list the targets
 # PREBUILT=ARCHIVE, the path or https address of a halo-VERSION-linux-MACHINE.tar.gz beside its SHA256SUMS, is used instead of a build.
 HALO := $(if $(PREBUILT),target/prebuilt/bin/halo,target/release/halo)
 
-run: $(if $(PREBUILT),prebuilt,build) ## install what is missing, build, download the default models, serve the page; LISTEN=127.0.0.1:5002 sets the address
+# GPU=cuda, GPU=vulkan or GPU=metal builds for a graphics card, on which all layers of the model are that fit (docs/gpu.md).
+ifneq ($(filter-out cuda vulkan metal,$(GPU)),)
+$(error GPU=$(GPU): must be cuda, vulkan or metal)
+endif
+FEATURES := $(if $(GPU),--features $(GPU))
+
+run: $(if $(PREBUILT),prebuilt,build) ## install what is missing, build, download the default models, serve the page; LISTEN=127.0.0.1:5002 sets the address, GPU=cuda builds for NVIDIA
 	@$(HALO) models pull
 	@$(HALO) serve $(if $(LISTEN),--listen $(LISTEN))
 
@@ -66,8 +72,14 @@ models: ## download the models that the tests run on
 
 build:
 	@scripts/setup run
+	@case "$(GPU)" in \
+	cuda) command -v nvcc >/dev/null 2>&1 || [ -n "$$CUDA_PATH" ] || \
+		{ echo "GPU=cuda: the CUDA toolkit is missing: install it, and put nvcc on the PATH or its folder into CUDA_PATH (docs/gpu.md)"; exit 1; } ;; \
+	vulkan) command -v glslc >/dev/null 2>&1 || [ -n "$$VULKAN_SDK" ] || \
+		{ echo "GPU=vulkan: the shader compiler glslc is missing: install it with the headers of Vulkan, or name an SDK in VULKAN_SDK (docs/gpu.md)"; exit 1; } ;; \
+	esac
 	@[ -e target/release/halo ] || echo "building: the first time takes about ten minutes on two cores and 2 GB of disk"
-	$(CARGO) build --release --locked --package halo
+	$(CARGO) build --release --locked --package halo $(FEATURES)
 
 PREFIX ?= $(HOME)/.local
 

@@ -13,6 +13,7 @@ use halo_agents::agent::Agent;
 use halo_core::model::{Model, Sampling};
 use halo_core::{Error, ErrorKind};
 use halo_engine::agent::{CompletionAgent, poll_ready};
+use halo_llama::gpu_layers::GpuLayers;
 use halo_llama::kv_archive::KvArchiveLimits;
 use halo_llama::model::{Llama, LlamaOptions};
 use parking_lot::Mutex;
@@ -54,7 +55,8 @@ struct ProbeOptions {
     parallel: u32,
     batch: u32,
     threads: u32,
-    gpu_layers: u32,
+    /// None: as many as fit.
+    gpu_layers: Option<u32>,
     kv_mode: String,
     kv_key_type: String,
     attention: Option<String>,
@@ -68,7 +70,7 @@ impl ProbeOptions {
             parallel: options.parallel,
             batch: options.batch,
             threads: options.threads,
-            gpu_layers: options.gpu_layers,
+            gpu_layers: options.gpu_layers.count(),
             kv_mode: options.kv_mode.to_string(),
             kv_key_type: options.kv_key_type.to_string(),
             attention: options.attention.map(|source| source.to_string()),
@@ -82,7 +84,7 @@ impl ProbeOptions {
             parallel: self.parallel,
             batch: self.batch,
             threads: self.threads,
-            gpu_layers: self.gpu_layers,
+            gpu_layers: GpuLayers::of_count(self.gpu_layers),
             kv_mode: self.kv_mode.parse().context("the KV cache mode")?,
             kv_key_type: self.kv_key_type.parse().context("the type of the keys")?,
             attention: self
@@ -104,7 +106,9 @@ pub fn open_probed_model(env: &Env, settings: &Settings) -> Result<Llama> {
     let kv_archive = wiring::kv_archive_limits(env, settings)?;
     let (file, options) = (env.model_file()?, wiring::llama_options(env, settings, kv_archive));
     check_loadable(&file, &options)?;
-    Ok(Llama::open(&file, &options)?)
+    let model = Llama::open(&file, &options)?;
+    wiring::announce_gpu(&model);
+    Ok(model)
 }
 
 /// Whether a variable of the environment has settings of this program, or is named like a key.
@@ -268,7 +272,7 @@ mod tests {
         let options = LlamaOptions {
             context: Some(4096),
             threads: 3,
-            gpu_layers: 17,
+            gpu_layers: GpuLayers::Count(17),
             kv_mode: KvCacheMode::Recompute,
             kv_key_type: KvKeyType::Q8_0,
             attention: Some(AttentionSource::Queries),
@@ -305,7 +309,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("model.gguf");
         fs::write(&file, "GGUF").expect("written");
-        let options = |gpu_layers| {
+        let options = |count| {
+            let gpu_layers = GpuLayers::Count(count);
             let self_tests = Some(folder.path().join("self-tests"));
             ProbeOptions::new(&LlamaOptions { gpu_layers, self_tests, ..LlamaOptions::default() })
         };

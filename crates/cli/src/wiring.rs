@@ -2,6 +2,7 @@
 
 use crate::env::Env;
 use crate::models::quantization_name;
+use crate::output::print_notice;
 use crate::progress::Progress;
 use crate::script_model::{ScriptFileModel, script_file};
 use crate::settings::Settings;
@@ -20,6 +21,7 @@ use halo_engine::session::Session;
 use halo_engine::tools::jq::JqRunner;
 use halo_llama::ffi::AttentionSource;
 use halo_llama::gguf::GgufValue;
+use halo_llama::gpu_layers::GpuLayers;
 use halo_llama::kv_archive::KvArchiveLimits;
 use halo_llama::model::{Llama, LlamaOptions as Running};
 use halo_llama::template_runner::TemplateRunner;
@@ -176,7 +178,16 @@ pub fn model_facts(llama: &Llama, file: &Path) -> ModelDetails {
 
 /// Opens the local model with this KV archive.
 pub fn open_llama(env: &Env, settings: &Settings, kv_archive: KvArchiveLimits) -> Result<Llama> {
-    Ok(Llama::open(&env.model_file()?, &llama_options(env, settings, kv_archive))?)
+    let model = Llama::open(&env.model_file()?, &llama_options(env, settings, kv_archive))?;
+    announce_gpu(&model);
+    Ok(model)
+}
+
+/// Says where the layers of a model are, if a GPU may have them.
+pub fn announce_gpu(model: &Llama) {
+    if let Some(placement) = model.gpu_placement() {
+        print_notice(&placement.to_string());
+    }
 }
 
 /// The options of the local model, by flags and settings.
@@ -185,7 +196,7 @@ pub fn llama_options(env: &Env, settings: &Settings, kv_archive: KvArchiveLimits
         context: context_length(settings).map(|n| u32::try_from(n).unwrap_or(u32::MAX)),
         parallel: u32::try_from(settings.model_parallel.0).unwrap_or(1),
         threads: env.models.thread_count(),
-        gpu_layers: u32::try_from(settings.model_gpu_layers.0).unwrap_or(0),
+        gpu_layers: gpu_layers(settings),
         kv_mode: settings.kv_mode,
         kv_key_type: settings.kv_type,
         attention: settings.model_attention.source(),
@@ -200,6 +211,14 @@ pub fn llama_options(env: &Env, settings: &Settings, kv_archive: KvArchiveLimits
 /// The chat template of a model file is untrusted: it is rendered in a subprocess of this program.
 pub fn template_runner() -> TemplateRunner {
     std::env::current_exe().map_or(TemplateRunner::InProcess, TemplateRunner::Subprocess)
+}
+
+/// How many layers of the model are on the GPU.
+pub fn gpu_layers(settings: &Settings) -> GpuLayers {
+    match settings.model_gpu_layers {
+        AutoOr::Auto => GpuLayers::Auto,
+        AutoOr::Value(count) => GpuLayers::Count(u32::try_from(count.0).unwrap_or(0)),
+    }
 }
 
 /// The context length of the model, if the settings name one.
@@ -281,10 +300,9 @@ fn attention_stride(settings: &Settings) -> u32 {
         return 1;
     }
     let on_gpu = || {
-        let gpu_layers = settings.model_gpu_layers.0 as u32;
-        let options =
-            Running { gpu_layers, attention: settings.model_attention.source(), ..Running::default() };
-        gpu_layers > 0 && options.attention_source() == AttentionSource::Queries
+        let (gpu_layers, attention) = (gpu_layers(settings), settings.model_attention.source());
+        let options = Running { gpu_layers, attention, ..Running::default() };
+        options.allows_gpu() && options.attention_source() == AttentionSource::Queries
     };
     match settings.brightness_stride {
         AutoOr::Value(stride) => stride.0 as u32,
@@ -316,7 +334,7 @@ mod tests {
     fn settings_reach_the_options_of_the_model() {
         let folder = tempfile::tempdir().expect("a folder");
         let settings = Settings {
-            model_gpu_layers: IntInRange(17),
+            model_gpu_layers: AutoOr::Value(IntInRange(17)),
             model_context: AutoOr::Value(IntInRange(4096)),
             kv_type: KvKeyType::Q8_0,
             model_attention: AttentionChoice::Queries,
@@ -324,7 +342,7 @@ mod tests {
             ..Settings::default()
         };
         let options = llama_options(&Env::for_tests(folder.path()), &settings, KvArchiveLimits::disabled());
-        assert_eq!((options.gpu_layers, options.context), (17, Some(4096)));
+        assert_eq!((options.gpu_layers, options.context), (GpuLayers::Count(17), Some(4096)));
         assert_eq!((options.kv_key_type, options.check_cells), (KvKeyType::Q8_0, true));
         assert_eq!(options.attention, Some(AttentionSource::Queries));
         assert_eq!(options.self_tests, Some(folder.path().join("self-tests")));

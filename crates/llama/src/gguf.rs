@@ -8,6 +8,7 @@ use halo_core::ErrorKind;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufReader, Read};
+use std::ops::Range;
 use std::path::Path;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +40,10 @@ pub struct GgufHeader {
     pub file_bytes: u64,
     /// The key-value heads of each layer, where the file lists them: layers of a hybrid without attention have 0.
     pub kv_heads: Vec<u64>,
+    /// Bytes of the weights of each block (layer).
+    pub block_bytes: Vec<u64>,
+    /// Bytes of the other weights that are computed behind the blocks: the output layer.
+    pub output_bytes: u64,
 }
 
 impl GgufHeader {
@@ -369,9 +374,12 @@ fn parse_header<R: Read>(input: &mut GgufReader<R>) -> Result<GgufHeader, GgufEr
     };
     let mut end = 0u64;
     let mut names = BTreeSet::new();
+    let mut weights = WeightBytes::default();
     for n in 0..tensors {
         let name = input.read_string(&format!("the name of tensor {n}"))?;
-        end = end.max(parse_tensor(input, &name, align)?);
+        let tensor = parse_tensor(input, &name, align)?;
+        end = end.max(tensor.end);
+        weights.add(&name, tensor.end - tensor.start);
         if !names.insert(name.clone()) {
             return Err(GgufError::Damaged(format!("the tensor {name} is duplicated")));
         }
@@ -381,7 +389,15 @@ fn parse_header<R: Read>(input: &mut GgufReader<R>) -> Result<GgufHeader, GgufEr
         return Err(GgufError::Truncated("the end of the tensor data".into()));
     }
     let kv_heads = std::mem::take(&mut input.kv_heads);
-    let header = GgufHeader { version, metadata, tensor_count: tensors, file_bytes: input.size, kv_heads };
+    let header = GgufHeader {
+        version,
+        metadata,
+        tensor_count: tensors,
+        file_bytes: input.size,
+        kv_heads,
+        output_bytes: weights.output_bytes(),
+        block_bytes: weights.blocks,
+    };
     match find_invalid_value(&header).or_else(|| input.vocabulary.find_misfit(&header)) {
         Some(why) => Err(GgufError::Damaged(why)),
         None => Ok(header),
@@ -512,8 +528,43 @@ fn parse_tokens<R: Read>(input: &mut GgufReader<R>, key: &str, len: u64) -> Resu
     Ok(())
 }
 
-/// Checks the description of a tensor; returns the offset of its end in the tensor data.
-fn parse_tensor<R: Read>(input: &mut GgufReader<R>, name: &str, align: u64) -> Result<u64, GgufError> {
+/// Bytes of the weights by where llama.cpp computes with them.
+#[derive(Default)]
+struct WeightBytes {
+    blocks: Vec<u64>,
+    /// The embedding of the tokens, which stays in the memory of the machine.
+    embedding: u64,
+    has_output: bool,
+    others: u64,
+}
+
+impl WeightBytes {
+    fn add(&mut self, name: &str, bytes: u64) {
+        let block = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<u64>().ok());
+        match block.filter(|&block| block < MAX_LAYERS) {
+            Some(block) => {
+                let block = block as usize;
+                if self.blocks.len() <= block {
+                    self.blocks.resize(block + 1, 0);
+                }
+                self.blocks[block] = self.blocks[block].saturating_add(bytes);
+            }
+            None if name == "token_embd.weight" => self.embedding = bytes,
+            None => {
+                self.has_output |= name == "output.weight";
+                self.others = self.others.saturating_add(bytes);
+            }
+        }
+    }
+
+    /// Without weights of its own, the output layer has a copy of the embedding.
+    fn output_bytes(&self) -> u64 {
+        self.others.saturating_add(if self.has_output { 0 } else { self.embedding })
+    }
+}
+
+/// Checks the description of a tensor; returns where it is in the tensor data.
+fn parse_tensor<R: Read>(input: &mut GgufReader<R>, name: &str, align: u64) -> Result<Range<u64>, GgufError> {
     let invalid = |why: String| GgufError::Damaged(format!("the tensor {name} {why}"));
     let dimensions = input.read_u32(name)?;
     if !(1..=4).contains(&dimensions) {
@@ -540,7 +591,8 @@ fn parse_tensor<R: Read>(input: &mut GgufReader<R>, name: &str, align: u64) -> R
     if !offset.is_multiple_of(align) {
         return Err(invalid("has an unaligned offset".into()));
     }
-    offset.checked_add(elements / block * bytes).ok_or_else(|| invalid("ends beyond 64 bits".into()))
+    let end = offset.checked_add(elements / block * bytes);
+    Ok(offset..end.ok_or_else(|| invalid("ends beyond 64 bits".into()))?)
 }
 
 #[cfg(test)]
@@ -549,6 +601,34 @@ mod tests {
 
     fn text(text: &str) -> Vec<u8> {
         [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+    }
+
+    fn header_without_values() -> GgufHeader {
+        GgufHeader {
+            version: 3,
+            metadata: BTreeMap::new(),
+            tensor_count: 0,
+            file_bytes: 0,
+            kv_heads: Vec::new(),
+            block_bytes: Vec::new(),
+            output_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn gguf_weights_are_counted_by_layer() {
+        let count = |tensors: &[(&str, u64)]| {
+            let mut weights = WeightBytes::default();
+            tensors.iter().for_each(|(name, bytes)| weights.add(name, *bytes));
+            (weights.output_bytes(), weights.blocks)
+        };
+        let blocks = [("blk.0.attn_q.weight", 5), ("blk.1.attn_q.weight", 6), ("blk.0.ffn_up.weight", 7)];
+        let tied = [&blocks[..], &[("token_embd.weight", 100), ("output_norm.weight", 1)]].concat();
+        assert_eq!(count(&tied), (101, vec![12, 6]));
+        let own = [&tied[..], &[("output.weight", 50)]].concat();
+        assert_eq!(count(&own), (51, vec![12, 6]));
+        // A number that no model has is no reason to allocate for it.
+        assert_eq!(count(&[("blk.99999999.x", 1), ("blk.x.y", 2)]), (3, Vec::new()));
     }
 
     /// A header with a SentencePiece tokenizer and these tokens, and without tensors.
@@ -613,8 +693,7 @@ mod tests {
             let name = ("general.architecture".to_owned(), GgufValue::Text((*architecture).to_owned()));
             let values = values.iter().map(|(key, value)| (format!("{architecture}.{key}"), value.clone()));
             let metadata = values.chain([name]).collect();
-            let header =
-                GgufHeader { version: 3, metadata, tensor_count: 0, file_bytes: 0, kv_heads: Vec::new() };
+            let header = GgufHeader { metadata, ..header_without_values() };
             let reason = header.kv_edit_unsupported();
             let as_expected = reason.is_some() == expected.is_some()
                 && reason.zip(*expected).is_none_or(|(reason, expected)| reason.contains(expected));
@@ -629,7 +708,7 @@ mod tests {
             let name = ("general.architecture".to_owned(), GgufValue::Text("x".into()));
             let values = values.iter().map(|(key, value)| (format!("x.{key}"), value.clone()));
             let metadata = values.chain([name]).collect();
-            GgufHeader { version: 3, metadata, tensor_count: 0, file_bytes: 0, kv_heads: kv_heads.to_vec() }
+            GgufHeader { metadata, kv_heads: kv_heads.to_vec(), ..header_without_values() }
         };
         // SmolLM2-135M: 30 layers, 3 key-value heads of 64.
         let smollm2 = [

@@ -4,7 +4,9 @@
 //! - [`kv_cache`]: keeps the KV cache equal to the context window: saves, restores, shifts and recomputes cells.
 //! - [`kv_archive`]: KV cells of pruned chunks, in RAM and on disk.
 //! - [`self_test`]: whether KV cells of a model can be edited, by trying it.
+//! - [`source_speed`]: where attention is read the fastest, by measuring it.
 //! - [`attention`]: attention rows of all layers, read from the compute graph of any unpatched GGUF model.
+//! - [`gpu_layers`]: how many layers fit a GPU.
 //! - [`ffi`]: the only foreign code and the only `unsafe` of the workspace.
 //!
 //! The crate does not decide what is pruned or resurrected: it is given a window and follows it.
@@ -21,6 +23,7 @@ mod fingerprint;
 pub mod gbnf;
 mod generate;
 pub mod gguf;
+pub mod gpu_layers;
 pub mod grammar;
 mod job_queue;
 pub mod kv_archive;
@@ -28,7 +31,9 @@ pub mod kv_cache;
 pub mod layout;
 mod logprobs;
 pub mod model;
+mod open_context;
 pub mod self_test;
+pub mod source_speed;
 pub mod system_memory;
 pub mod template_runner;
 pub mod token_key;

@@ -4,18 +4,16 @@
 //! ([`batch_loop`](crate::batch_loop)); clones of [`Llama`] send it jobs. Tokenizing needs only the weights, which are shared, so it never waits for a job.
 
 use crate::batch_loop::BatchLoop;
-use crate::ffi::{
-    AttentionSource, ContextParams, JobCanceller, KvKeyType, LlamaContext, LlamaError, ModelWeights,
-    free_gpu_bytes,
-};
+use crate::ffi::{AttentionSource, JobCanceller, KvKeyType, ModelWeights};
 use crate::fingerprint::model_fingerprint;
 use crate::generate::{GenerateRequest, sampler_for_window};
+use crate::gpu_layers::{GpuLayers, GpuPlacement};
 use crate::grammar::{GrammarCompiler, GrammarMatcher};
 use crate::job_queue::{AbandonOnDrop, JobQueue, LlamaJob, LlamaStep, OwnedAttentionRow};
 use crate::kv_archive::{KvArchive, KvArchiveLimits};
-use crate::kv_cache::{KvCache, KvCacheMode, sequence_count};
+use crate::kv_cache::{KvCache, KvCacheMode};
+use crate::open_context::{OpenContext, open_context};
 use crate::self_test::find_kv_edit_failure;
-use crate::system_memory;
 use crate::template_runner::TemplateRunner;
 use crate::token_text::{self, MarkerNames};
 use crate::tool_template::with_tools_of;
@@ -42,8 +40,8 @@ pub struct LlamaOptions {
     /// The most tokens of one prefill batch.
     pub batch: u32,
     pub threads: u32,
-    /// Layers that are offloaded, if the program was built for a GPU.
-    pub gpu_layers: u32,
+    /// Layers that are offloaded, where there is a GPU that this program was built for.
+    pub gpu_layers: GpuLayers,
     pub kv_mode: KvCacheMode,
     pub kv_key_type: KvKeyType,
     /// Where attention rows come from. None: the queries where layers are on a GPU, else the softmax.
@@ -64,7 +62,7 @@ impl Default for LlamaOptions {
             parallel: 1,
             batch: 256,
             threads: 1,
-            gpu_layers: 0,
+            gpu_layers: GpuLayers::Count(0),
             kv_mode: KvCacheMode::EditCells,
             kv_key_type: KvKeyType::F16,
             attention: None,
@@ -77,26 +75,24 @@ impl Default for LlamaOptions {
 }
 
 impl LlamaOptions {
-    /// Where attention rows come from. On a GPU the softmax costs most of the speed, because it needs flash attention off and
-    /// one copy per head; on a CPU it costs nothing, and flash attention wins nothing.
+    /// Where attention rows probably come from. On a GPU the softmax costs most of the speed, because it needs flash attention
+    /// off and one copy per head; on a CPU it costs nothing, and flash attention wins nothing. With layers on a GPU both are
+    /// measured when the model is loaded ([`source_speed`](crate::source_speed)).
     #[must_use]
     pub fn attention_source(&self) -> AttentionSource {
-        let on_gpu = || self.gpu_layers > 0 && ModelWeights::gpu_is_usable();
-        let fastest = || if on_gpu() { AttentionSource::Queries } else { AttentionSource::Softmax };
-        self.attention.unwrap_or_else(fastest)
+        let usual = || if self.allows_gpu() { AttentionSource::Queries } else { AttentionSource::Softmax };
+        self.attention.unwrap_or_else(usual)
+    }
+
+    /// Whether layers may be on a GPU: there is one, and the options allow it.
+    #[must_use]
+    pub fn allows_gpu(&self) -> bool {
+        self.gpu_layers.allows_gpu() && ModelWeights::gpu_is_usable()
     }
 }
 
-const DEFAULT_MAX_CONTEXT: u32 = 8192;
-
-/// llama.cpp has 256 sequences, of which a conversation needs two.
-const MAX_PARALLEL: u32 = 64;
-
 /// Steps that wait for a listener before its answer waits for it.
 const STEPS_IN_FLIGHT: usize = 4;
-
-/// The share of free memory that the cells of further conversations may take.
-const SHARED_CELLS_MEMORY: u64 = 4;
 
 /// A local model. Clones share one context, and generate at the same time.
 pub struct Llama {
@@ -108,6 +104,7 @@ pub struct Llama {
     markers: Arc<MarkerNames>,
     /// The reason why KV cells cannot be edited, if there is one.
     kv_edit_unsupported: Option<&'static str>,
+    gpu_placement: Option<GpuPlacement>,
 }
 
 impl Clone for Llama {
@@ -119,6 +116,7 @@ impl Clone for Llama {
             info: self.info.clone(),
             markers: Arc::clone(&self.markers),
             kv_edit_unsupported: self.kv_edit_unsupported,
+            gpu_placement: self.gpu_placement,
         }
     }
 }
@@ -175,27 +173,10 @@ impl Llama {
     }
 
     fn load(path: &Path, options: &LlamaOptions) -> Result<Self, Error> {
-        let load_error = |error: LlamaError| {
+        let opened = open_context(path, options).map_err(|error| {
             Error::new(error.kind(), "loading the model", error.to_string()).with_source(error)
-        };
-        let weights = ModelWeights::load(path, options.gpu_layers.cast_signed()).map_err(load_error)?;
-        let weights = Arc::new(weights);
-        let tokens = options.context.unwrap_or_else(|| weights.trained_context().min(DEFAULT_MAX_CONTEXT));
-        let trained = weights.trained_context();
-        if tokens > trained {
-            return Err(load_error(LlamaError::ContextTooLarge { requested: tokens, max: trained }));
-        }
-        let edits = options.kv_mode == KvCacheMode::EditCells && weights.kv_edit_unsupported().is_none();
-        let lanes = if edits { options.parallel.clamp(1, MAX_PARALLEL) } else { 1 };
-        let params = ContextParams {
-            tokens: shared_cells(&weights, tokens, lanes, options.gpu_layers),
-            batch: options.batch.clamp(1, tokens.max(1)),
-            threads: options.threads.max(1).cast_signed(),
-            sequences: sequence_count(lanes),
-            key_type: options.kv_key_type,
-            attention: options.attention_source(),
-        };
-        let mut context = LlamaContext::new(&weights, params).map_err(load_error)?;
+        })?;
+        let OpenContext { weights, mut context, window: tokens, gpu_layers, gpu_placement } = opened;
         // The context may read attention from another source than was asked for.
         let params = context.params();
         let name = path.file_stem().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
@@ -237,7 +218,7 @@ impl Llama {
         let attention = weights.header.attention_unsupported().is_none();
         let info = ModelInfo { name, context: tokens as usize, attention, kv_editing, template };
         // A GPU compares a token with the cells of other conversations in no time.
-        let keep_idle_lanes = options.gpu_layers > 0;
+        let keep_idle_lanes = gpu_layers > 0;
         let check_cells = options.check_cells;
         let worker = LlamaThread::spawn(Arc::clone(context.canceller()), params.tokens, move || {
             let cache = KvCache::new(context, KvArchive::open(limits, fingerprint), mode);
@@ -252,6 +233,7 @@ impl Llama {
             info,
             markers,
             kv_edit_unsupported,
+            gpu_placement,
         })
     }
 
@@ -267,6 +249,12 @@ impl Llama {
         &self.weights
     }
 
+    /// Where the layers are, if a GPU has some of them.
+    #[must_use]
+    pub fn gpu_placement(&self) -> Option<GpuPlacement> {
+        self.gpu_placement
+    }
+
     /// The cells of the KV cache, which all conversations share.
     #[must_use]
     pub fn cell_count(&self) -> u32 {
@@ -279,23 +267,6 @@ impl Llama {
         self.worker.send(LlamaJob::Flush { done })?;
         result.recv().map_err(|_| thread_ended_error())
     }
-}
-
-/// The cells of a context that generates several answers at once: as many as each of them may need, where memory is free.
-fn shared_cells(weights: &ModelWeights, window: u32, lanes: u32, gpu_layers: u32) -> u32 {
-    if lanes == 1 {
-        return window;
-    }
-    let system = || system_memory::available_bytes().unwrap_or(0);
-    let gpu = || free_gpu_bytes().unwrap_or(0);
-    // The cells of a layer are where the layer is.
-    let free = match gpu_layers as usize {
-        0 => system(),
-        layers if layers > weights.layer_count() => gpu(),
-        _ => gpu().min(system()),
-    } / SHARED_CELLS_MEMORY;
-    let affordable = u32::try_from(free / weights.cell_bytes().max(1)).unwrap_or(u32::MAX);
-    affordable.clamp(window, window.saturating_mul(lanes))
 }
 
 fn thread_error(error: &std::io::Error) -> Error {

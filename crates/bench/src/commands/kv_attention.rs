@@ -7,6 +7,7 @@ use halo_cli::env::Env;
 use halo_cli::output::{print_json, print_stdout};
 use halo_cli::progress::Progress;
 use halo_llama::ffi::{AttentionSource, KvKeyType, ModelWeights};
+use halo_llama::gpu_layers::GpuLayers;
 use halo_llama::model::{Llama, LlamaOptions as Running};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -31,6 +32,7 @@ pub struct KvBenchOptions {
 
 /// Where attention comes from, if the user did not say it.
 fn source_or_default(source: Option<AttentionSource>, gpu_layers: u32) -> AttentionSource {
+    let gpu_layers = GpuLayers::Count(gpu_layers);
     Running { gpu_layers, attention: source, ..Running::default() }.attention_source()
 }
 
@@ -71,6 +73,7 @@ pub fn kv(options: &KvBenchOptions, env: &Env) -> Result<()> {
         row["kv_type"] = json!(options.kv_type.to_string());
         row["source"] = json!(source.to_string());
         row["reread_first_token_ms"] = json!(reread);
+        row["saved_before"] = with_speedup(&report.saved_before);
         row["after_restart"] = with_speedup(&report.after_restart);
         row["after_restart"]["open_ms"] = json!(report.open_ms);
         row["after_restart"]["open_speedup"] = json!(reread / report.open_ms);
@@ -81,6 +84,7 @@ pub fn kv(options: &KvBenchOptions, env: &Env) -> Result<()> {
         let _ = writeln!(out, "{context} tokens: prefill to the next token takes {reread:.0} ms");
         let figures = [
             ("prune and resurrect a chunk", &report.running),
+            ("the same, saved before", &report.saved_before),
             ("the same after a restart, from disk", &report.after_restart),
             ("the same after a compaction", &report.after_compaction),
         ];
@@ -233,7 +237,7 @@ pub fn attention(options: &AttentionBenchOptions, env: &Env) -> Result<()> {
     let longest = options.context.iter().copied().max().unwrap_or(0);
     ensure!(options.context.iter().all(|&n| n >= 64), "--context: measure at least 64 tokens");
     let context = Some(u32::try_from(longest + 64)?);
-    let (threads, gpu_layers) = (env.models.thread_count(), options.gpu_layers);
+    let (threads, gpu_layers) = (env.models.thread_count(), GpuLayers::Count(options.gpu_layers));
     let mut model = Llama::open(&path, &Running { context, threads, gpu_layers, ..Running::default() })?;
     let mut rows = Vec::new();
     let mut out = format!("{:>8}{:>16}{:>16}{:>9}\n", "context", "tokens/s", "with capture", "ratio");

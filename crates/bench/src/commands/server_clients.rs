@@ -5,6 +5,7 @@ use super::server::{BenchServer, quantile};
 use anyhow::{Context, Result, bail, ensure};
 use halo_cli::env::Env;
 use halo_cli::output::{print_json, print_stdout};
+use halo_cli::wiring;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write};
@@ -226,7 +227,8 @@ impl LlamaServer {
         command.arg("-m").arg(env.model_file()?).args(["--host", "127.0.0.1", "--port", &port.to_string()]);
         command.args(["-np", &slots.to_string(), "-c", &(CONTEXT_TOKENS * slots).to_string()]);
         command.args(["-t", &env.models.thread_count().to_string(), "-fa", flash]);
-        command.args(["-ngl", &env.load_settings()?.settings.model_gpu_layers.0.to_string()]);
+        let gpu_layers = wiring::gpu_layers(&env.load_settings()?.settings).count();
+        command.args(["-ngl", &gpu_layers.map_or("auto".into(), |layers| layers.to_string())]);
         let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let process = process.with_context(|| format!("cannot start {}", program.display()))?;
         let server = Self { process, address: format!("127.0.0.1:{port}") };

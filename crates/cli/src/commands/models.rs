@@ -8,6 +8,7 @@ use anyhow::{Result, bail};
 use halo_llama::ffi::{AttentionSource, KvKeyType};
 use halo_llama::kv_archive::KvArchiveLimits;
 use halo_llama::self_test::stored_result;
+use halo_llama::source_speed::{SourceSpeeds, stored_speeds};
 use halo_llama::system_memory;
 use halo_server::fits_memory;
 use indicatif::HumanBytes;
@@ -120,6 +121,9 @@ struct MachineFacts {
     memory: Option<u64>,
     self_tests: Option<PathBuf>,
     key_type: KvKeyType,
+    /// The setting.
+    chosen: Option<AttentionSource>,
+    /// Where attention is probably read, if the model has not been loaded.
     attention: AttentionSource,
 }
 
@@ -131,6 +135,7 @@ impl MachineFacts {
             memory: system_memory::available_bytes(),
             self_tests: env.data_dir().map(|data| data.join("self-tests")),
             key_type: settings.kv_type,
+            chosen: options.attention,
             attention: options.attention_source(),
         })
     }
@@ -141,7 +146,24 @@ impl MachineFacts {
 
     /// The result of the test of KV edits, once the model was loaded.
     fn self_test(&self, model: &InstalledModel) -> Option<bool> {
-        stored_result(self.self_tests.as_deref()?, &model.path, self.key_type, self.attention)
+        let attention = self.attention_source(model);
+        stored_result(self.self_tests.as_deref()?, &model.path, self.key_type, attention)
+    }
+
+    /// How fast attention is read from each source, once the model was loaded onto a GPU.
+    fn source_speeds(&self, model: &InstalledModel) -> Option<SourceSpeeds> {
+        stored_speeds(self.self_tests.as_deref()?, &model.path, self.key_type)
+    }
+
+    /// Where attention is read.
+    fn attention_source(&self, model: &InstalledModel) -> AttentionSource {
+        let measured = || self.source_speeds(model).map(SourceSpeeds::fastest);
+        self.chosen.or_else(measured).unwrap_or(self.attention)
+    }
+
+    /// Whether attention can be read, and where.
+    fn attention(&self, model: &InstalledModel) -> String {
+        if model.has_attention { self.attention_source(model).to_string() } else { "no".to_owned() }
     }
 
     /// Whether KV cells can be edited, in words.
@@ -198,7 +220,7 @@ fn write_models_table(installed: &[InstalledModel], machine: &MachineFacts, out:
             m.context.map_or_else(|| "?".into(), |n| n.to_string()),
             text(&m.architecture),
             yes_or_no(m.has_template),
-            yes_or_no(m.has_attention),
+            machine.attention(m),
             machine.kv_edit(m),
         );
     }
@@ -215,6 +237,12 @@ fn model_json(m: &InstalledModel, machine: &MachineFacts) -> Value {
         "architecture": m.architecture,
         "template": m.has_template,
         "attention": m.has_attention,
+        "attention_source": m.has_attention.then(|| machine.attention_source(m).to_string()),
+        "attention_ms": machine.source_speeds(m).map(|speeds| json!({
+            "gpu_layers": speeds.gpu_layers,
+            "softmax": speeds.softmax_ms,
+            "queries": speeds.queries_ms,
+        })),
         "memory_bytes": m.memory_bytes,
         "fits": machine.fits(m),
         "self_test": machine.self_test(m),

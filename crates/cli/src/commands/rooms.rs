@@ -381,7 +381,7 @@ pub fn open_agent_models(
 /// agents are then in one KV cache, so that a heartbeat prefills only what is new in its HUD. With a cache for each agent,
 /// the cells of the others are evicted, and whole HUDs are prefilled again.
 fn agents_think_together(remote: bool, settings: &Settings) -> bool {
-    remote || (settings.model_gpu_layers.0 > 0 && ModelWeights::gpu_is_usable())
+    remote || (wiring::gpu_layers(settings).allows_gpu() && ModelWeights::gpu_is_usable())
 }
 
 /// Asks a model to summarize text of agents.

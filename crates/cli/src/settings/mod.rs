@@ -169,8 +169,9 @@ define_settings! {
     /// Maximum length of a prompt in tokens for a model behind a chat API: above it, the model's earlier answers are
     /// shortened, messages of the user never; 0: no such limit.
     "model.cooling_tokens" [http] model_cooling_tokens: TokenCountSetting = IntInRange(0);
-    /// Number of model layers to offload to the GPU, in builds with GPU support.
-    "model.gpu_layers" [http] model_gpu_layers: IntInRange<0, 10_000> = IntInRange(0);
+    /// Number of model layers on the GPU, in builds with GPU support; auto: all that fit its free memory together with the KV
+    /// cells of one conversation. Where the memory is not enough after all, fewer are tried. 0: the GPU is not used.
+    "model.gpu_layers" [http] model_gpu_layers: AutoOr<IntInRange<0, 10_000>> = AutoOr::Auto;
     /// Where attention is read in a local model: `softmax` (flash attention off), `queries` (flash attention on; attention is
     /// computed from the queries and the keys, which on a GPU is several times faster), or `auto`: `queries` with layers on a
     /// GPU, else `softmax`. KV cells that were saved with one are not restored with the other.

@@ -12,6 +12,7 @@
 //! sequence alone, except for [`LlamaContext::seq_rm`] of everything; see [`recurrent`](super::recurrent).
 
 use super::canceller::JobCanceller;
+use super::device::StagingMemory;
 use super::error::LlamaError;
 use super::log::{ErrorLogSuppressor, WarningLogSuppressor, clear_error, first_error};
 use super::node::GraphNode;
@@ -75,6 +76,8 @@ pub struct LlamaContext {
     pub(super) recurrent: Option<RecurrentSequences>,
     /// Why attention comes from the softmax, although the queries were asked for.
     queries_failure: Option<QueriesFailure>,
+    /// Where saved cells pass through on their way from and to a GPU.
+    staging: StagingMemory,
 }
 
 // SAFETY: llama.cpp allows a context on any thread, one thread at a time; `LlamaContext` is not `Sync`.
@@ -194,6 +197,7 @@ impl LlamaContext {
             pin,
             recurrent,
             queries_failure: None,
+            staging: StagingMemory::default(),
         };
         if can_edit && (context.pin.is_some() || context.recurrent.is_some()) {
             context.find_global_layers(window.unwrap_or(0))?;
@@ -523,15 +527,25 @@ impl LlamaContext {
     /// The cells of a sequence with keys, values and positions, in llama.cpp's own format.
     #[must_use]
     pub fn save_state(&mut self, seq: SeqId) -> Vec<u8> {
-        // SAFETY: the buffer has the size that llama.cpp asks for.
-        unsafe {
-            let size = sys::llama_state_seq_get_size(self.context.as_ptr(), seq.0);
-            let mut bytes = vec![0u8; size];
-            let written =
-                sys::llama_state_seq_get_data(self.context.as_ptr(), bytes.as_mut_ptr(), size, seq.0);
+        // SAFETY: the context is alive, and it is one of its sequences.
+        let size = unsafe { sys::llama_state_seq_get_size(self.context.as_ptr(), seq.0) };
+        let mut bytes = Vec::new();
+        let save = |room: &mut [u8]| {
+            // SAFETY: the buffer has the size that llama.cpp asks for; it is filled when the function returns.
+            unsafe {
+                sys::llama_state_seq_get_data(self.context.as_ptr(), room.as_mut_ptr(), room.len(), seq.0)
+            }
+        };
+        let staged = if self.weights.is_offloaded() { self.staging.reserve(size) } else { None };
+        if let Some(staged) = staged {
+            let written = save(staged);
+            bytes.extend_from_slice(&staged[..written.min(size)]);
+        } else {
+            bytes.resize(size, 0);
+            let written = save(&mut bytes);
             bytes.truncate(written);
-            bytes
         }
+        bytes
     }
 
     /// Replaces the cells of a sequence by saved ones.
@@ -540,9 +554,16 @@ impl LlamaContext {
             // llama.cpp removes the cells of this sequence, but not their pins.
             let _ = self.seq_rm(seq, -1, -1);
         }
+        let mut source = bytes;
+        if self.weights.is_offloaded()
+            && let Some(staged) = self.staging.reserve(bytes.len())
+        {
+            staged.copy_from_slice(bytes);
+            source = staged;
+        }
         // SAFETY: llama.cpp reads at most as many bytes as the length says, and returns 0 for a state that it refuses.
         let read = unsafe {
-            sys::llama_state_seq_set_data(self.context.as_ptr(), bytes.as_ptr(), bytes.len(), seq.0)
+            sys::llama_state_seq_set_data(self.context.as_ptr(), source.as_ptr(), source.len(), seq.0)
         };
         if read == bytes.len() {
             self.pin_cells(seq, -1, -1);

@@ -43,6 +43,12 @@ pub enum LlamaError {
 }
 
 impl LlamaError {
+    /// Whether loading may succeed with less memory. llama.cpp does not say why it cannot load a file.
+    #[must_use]
+    pub fn may_be_short_memory(&self) -> bool {
+        matches!(self, Self::Load { .. } | Self::ContextCreation(_) | Self::OutOfMemory { .. })
+    }
+
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {

@@ -16,6 +16,7 @@
 //! The small graph ([`row_graph`](super::row_graph)) is plain ggml. It is built again only when a shape or an address changes, and the layers whose keys lie at
 //! equal distances, as llama.cpp allocates them, are computed as one matrix product.
 
+use super::device::DeviceBuffer;
 use super::error::LlamaError;
 use super::node::GraphNode;
 use super::row_graph::{GraphJob, GraphLayer, SmallGraph};
@@ -157,30 +158,6 @@ struct KeptMask {
     data: *mut u8,
     buffer: sys::ggml_backend_buffer_t,
     row_bytes: usize,
-}
-
-/// Memory on a device.
-struct DeviceBuffer {
-    buffer: NonNull<sys::ggml_backend_buffer>,
-    data: *mut u8,
-    bytes: usize,
-}
-
-impl DeviceBuffer {
-    fn new(kind: sys::ggml_backend_buffer_type_t, bytes: usize) -> Option<Self> {
-        // SAFETY: the buffer type belongs to a live buffer of the model or the context, and types are never freed.
-        let buffer = NonNull::new(unsafe { sys::ggml_backend_buft_alloc_buffer(kind, bytes) })?;
-        // SAFETY: the buffer was just allocated.
-        let data = unsafe { sys::ggml_backend_buffer_get_base(buffer.as_ptr()) }.cast();
-        Some(Self { buffer, data, bytes })
-    }
-}
-
-impl Drop for DeviceBuffer {
-    fn drop(&mut self) {
-        // SAFETY: the buffer is freed once. The context whose graph may point into it is dropped before the capture.
-        unsafe { sys::ggml_backend_buffer_free(self.buffer.as_ptr()) };
-    }
 }
 
 /// What the capture has on one device.

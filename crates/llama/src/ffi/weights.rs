@@ -15,6 +15,8 @@ pub struct ModelWeights {
     pub(super) model: NonNull<sys::llama_model>,
     vocab: NonNull<sys::llama_vocab>,
     pub header: gguf::GgufHeader,
+    /// Whether layers are on a GPU.
+    offloaded: bool,
 }
 
 // SAFETY: llama.cpp only reads a model after loading it, and supports contexts of one model on several threads.
@@ -25,10 +27,18 @@ unsafe impl Sync for ModelWeights {}
 impl ModelWeights {
     /// Checks and loads a GGUF file. `gpu_layers` layers are offloaded, if the program was built for a GPU.
     pub fn load(path: &Path, gpu_layers: i32) -> Result<Self, LlamaError> {
+        Self::load_checked(path, Self::read_header(path)?, gpu_layers)
+    }
+
+    /// The header of a file, if llama.cpp may read it.
+    pub fn read_header(path: &Path) -> Result<gguf::GgufHeader, LlamaError> {
+        gguf::read_header(path).map_err(|why| LlamaError::File { path: path.display().to_string(), why })
+    }
+
+    /// Loads a file whose header was checked.
+    pub fn load_checked(path: &Path, header: gguf::GgufHeader, gpu_layers: i32) -> Result<Self, LlamaError> {
         init();
         let path_text = path.display().to_string();
-        let header =
-            gguf::read_header(path).map_err(|why| LlamaError::File { path: path_text.clone(), why })?;
         let load_error = |why: String| LlamaError::Load { path: path_text.clone(), why };
         let c_path = CString::new(path.as_os_str().as_encoded_bytes());
         let c_path = c_path.map_err(|_| load_error("the path contains a zero byte".into()))?;
@@ -44,7 +54,10 @@ impl ModelWeights {
         // SAFETY: the model was just loaded; the vocabulary is part of it.
         let vocab = unsafe { sys::llama_model_get_vocab(model.as_ptr()) };
         match NonNull::new(vocab.cast_mut()) {
-            Some(vocab) => Ok(Self { model, vocab, header }),
+            Some(vocab) => {
+                let offloaded = gpu_layers != 0 && Self::gpu_is_usable();
+                Ok(Self { model, vocab, header, offloaded })
+            }
             None => {
                 // SAFETY: the pointer was not handed out, so nothing uses the model after this.
                 unsafe { sys::llama_model_free(model.as_ptr()) };
@@ -59,6 +72,12 @@ impl ModelWeights {
         init();
         // SAFETY: the function has no arguments; the backends are initialised.
         unsafe { sys::llama_supports_gpu_offload() }
+    }
+
+    /// Whether layers of this model are on a GPU.
+    #[must_use]
+    pub fn is_offloaded(&self) -> bool {
+        self.offloaded
     }
 
     /// The context length that the model was trained for.
