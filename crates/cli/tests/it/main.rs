@@ -22,6 +22,7 @@ mod postgres_lease;
 #[allow(dead_code, reason = "the tests of the store use all of it")]
 mod postgres_server;
 mod prebuilt;
+mod readme;
 mod replay;
 mod requirements;
 mod rooms;
