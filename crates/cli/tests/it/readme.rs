@@ -48,12 +48,16 @@ fn commands(page: &str) -> Vec<String> {
     found
 }
 
-/// The first shell session of README.md: each command with the output that is printed below it.
-fn session(page: &str) -> Vec<(String, String)> {
+/// The first shell session of a page.
+fn session_text(page: &str) -> &str {
     let start = page.find("```text\n$ ").expect("a session") + "```text\n".len();
-    let text = &page[start..start + page[start..].find("```").expect("its end")];
+    &page[start..start + page[start..].find("```").expect("its end")]
+}
+
+/// The commands of a session, each with the output that is printed below it.
+fn session(page: &str) -> Vec<(String, String)> {
     let mut commands: Vec<(String, String)> = Vec::new();
-    for line in text.lines() {
+    for line in session_text(page).lines() {
         if let Some(command) = line.strip_prefix("$ ") {
             commands.push((command.to_owned(), String::new()));
             continue;
@@ -72,8 +76,11 @@ fn session(page: &str) -> Vec<(String, String)> {
 
 #[test]
 fn readme_demonstration_reproduces_byte_for_byte() {
-    let session = session(&readme());
+    let readme = readme();
+    let session = session(&readme);
     assert!(session.len() >= 4, "{session:?}");
+    let page = fs::read_to_string(repository_root().join("docs/getting-started.md")).expect("a page");
+    assert!(page.contains(session_text(&readme)), "docs/getting-started.md has the same session");
     let data = temp_dir();
     let binaries = Path::new(env!("CARGO_BIN_EXE_halo")).parent().expect("a folder");
     let path = std::env::join_paths(
