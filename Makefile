@@ -104,7 +104,7 @@ unit: # downloads run while the compiler works; no crate has examples in its doc
 clients: ## the real program in a browser and with other programs' clients
 	@scripts/clients
 
-screenshots: ## a picture of each view of the page, light and dark, desktop and phone, in target/screenshots
+screenshots: ## a picture of each view of the page, light and dark, desktop and phone, and a moving one, in target/screenshots
 	@scripts/venv
 	$(CARGO) build --locked --package halo
 	@target/venv/bin/python scripts/screenshots
