@@ -8,19 +8,18 @@ ifeq ($(shell rustc +stable --version 2>/dev/null | cut -d' ' -f2),$(PINNED))
 export RUSTUP_TOOLCHAIN := stable
 endif
 
-VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
-
 # The linter compiles the workspace for the tests, so that nothing is compiled a second time to be linted.
 LINTED := RUSTC_WORKSPACE_WRAPPER=$(shell rustup which clippy-driver 2>/dev/null || command -v clippy-driver) \
 	CLIPPY_ARGS=-Dwarnings__CLIPPY_HACKERY__
 
-.PHONY: help run chat check test soak setup models prebuilt build install dist fmt lint names deny doc docs unit clients ledger bench screenshots
+.PHONY: help run chat check test soak setup models build install dist fmt lint names deny doc docs unit clients ledger bench screenshots
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 16
 
-# PREBUILT=ARCHIVE, the path or https address of a halo-VERSION-linux-MACHINE.tar.gz beside its SHA256SUMS, is used instead of a build.
-HALO := $(if $(PREBUILT),target/prebuilt/bin/halo,target/release/halo)
+# A prebuilt archive of these sources is run if there is one, else they are built (scripts/program). PREBUILT=ARCHIVE names an archive: the
+# path or https address of a halo-VERSION-linux-MACHINE.tar.gz beside its SHA256SUMS.
+HALO = halo=$$(CARGO="$(CARGO)" GPU="$(GPU)" scripts/program "$(PREBUILT)")
 
 # GPU=cuda, GPU=vulkan or GPU=metal builds for a graphics card, on which all layers of the model are that fit (docs/gpu.md).
 ifneq ($(filter-out cuda vulkan metal,$(GPU)),)
@@ -28,17 +27,11 @@ $(error GPU=$(GPU): must be cuda, vulkan or metal)
 endif
 FEATURES := $(if $(GPU),--features $(GPU))
 
-run: $(if $(PREBUILT),prebuilt,build) ## install what is missing, build, download the default models, serve the page; LISTEN=127.0.0.1:5002 sets the address, GPU=cuda builds for NVIDIA
-	@$(HALO) models pull
-	@$(HALO) serve $(if $(LISTEN),--listen $(LISTEN))
+run: ## install what is missing, build, download the default models, serve the page; LISTEN=127.0.0.1:5002 sets the address, GPU=cuda builds for NVIDIA
+	@$(HALO) && $$halo models pull && exec $$halo serve $(if $(LISTEN),--listen $(LISTEN))
 
-chat: $(if $(PREBUILT),prebuilt,build) ## the same, but chat in the terminal
-	@$(HALO) models pull
-	@$(HALO) chat
-
-prebuilt:
-	@case "$(PREBUILT)" in */halo-$(VERSION)-linux-*.tar.gz | halo-$(VERSION)-linux-*.tar.gz) ;; *) echo "PREBUILT: $(PREBUILT) is not halo $(VERSION) for Linux"; exit 1 ;; esac
-	@sh packaging/install.sh target/prebuilt "$(PREBUILT)" >/dev/null
+chat: ## the same, but chat in the terminal
+	@$(HALO) && $$halo models pull && exec $$halo chat
 
 check: fmt names deny ## format, lints, names, and the tests that need no model; under three minutes warm
 	@scripts/lint
@@ -123,7 +116,7 @@ unit: # downloads run while the compiler works; no crate has examples in its doc
 clients: ## the real program in a browser and with other programs' clients
 	@scripts/clients
 
-screenshots: ## a picture of each view of the page, light and dark, desktop and phone, in target/screenshots
+screenshots: ## a picture of each view of the page, light and dark, desktop and phone, and a moving one, in target/screenshots
 	@scripts/venv
 	$(CARGO) build --locked --package halo
 	@target/venv/bin/python scripts/screenshots

@@ -22,7 +22,7 @@ pub enum CliCommand {
         #[command(subcommand)]
         command: Option<ConfigCommand>,
     },
-    /// Start the server: web page, HTTP API, OpenAI- and KoboldAI-compatible APIs
+    /// Start the server: web page and the APIs of OpenAI, Ollama, KoboldCPP, llama-server and MCP
     Serve(commands::serve::ServeArgs),
     /// Run an MCP server on stdin and stdout: memory for models of other programs
     ///

@@ -2,6 +2,7 @@
 //! the client asks for it.
 
 use crate::app::App;
+use crate::cl100k;
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
 use axum::http::StatusCode;
 use halo_core::embedder::EmbedderInfo;
@@ -197,8 +198,8 @@ fn input_text(
             app.backend.model()?.detokenize(&ids).map_err(|e| refuse(&e.message))
         }
         TokenVocabulary::Cl100k => {
-            let bytes = tiktoken_rs::cl100k_base_singleton().decode_bytes(&ids);
-            let bytes = bytes.map_err(|_| refuse("there is no such token in cl100k_base"))?;
+            let bytes =
+                cl100k::decode(&ids).ok_or_else(|| refuse("there is no such token in cl100k_base"))?;
             // A client that splits long texts may split a character.
             let text = String::from_utf8_lossy(&bytes).into_owned();
             if text.is_empty() { Err(refuse("the tokens have no text")) } else { Ok(text) }

@@ -7,6 +7,7 @@ mod api_name;
 mod app;
 mod backend;
 mod chat_dispatcher;
+mod cl100k;
 mod client_address;
 mod completion;
 mod completion_history;

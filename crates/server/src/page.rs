@@ -28,8 +28,8 @@ struct PageFiles;
 #[derive(Embed)]
 #[folder = "../../docs"]
 #[include = "*.md"]
-#[include = "*.png"]
 #[include = "*.svg"]
+#[include = "*.webp"]
 struct DocFiles;
 
 /// Only files of this server, no inline scripts or styles, no framing.
@@ -64,6 +64,7 @@ fn serve_file(path: &str, file: Option<EmbeddedFile>, headers: &HeaderMap) -> Re
         Some("css") => "text/css; charset=utf-8",
         Some("svg") => "image/svg+xml",
         Some("png") => "image/png",
+        Some("webp") => "image/webp",
         Some("md") => "text/markdown; charset=utf-8",
         Some("webmanifest") => "application/manifest+json",
         Some("woff2") => "font/woff2",

@@ -21,6 +21,8 @@ mod postgres_lease;
 #[path = "../../../store/tests/it/common/postgres_server.rs"]
 #[allow(dead_code, reason = "the tests of the store use all of it")]
 mod postgres_server;
+mod prebuilt;
+mod readme;
 mod replay;
 mod requirements;
 mod rooms;

@@ -26,6 +26,17 @@ fn scripted_model_answers_a_chat_in_order() {
     let ask = |question: &str| run_ok(folder.path(), &["ask", "--model", &model, question]);
     // Each process begins at the first answer.
     assert_eq!(ask("Does the lamp burn?"), "The lamp burns.\n");
+    // A question of several lines comes from a pipe.
+    let mut piped = halo_command(folder.path(), &["ask", "--json", "--model", &model]);
+    let report: Value =
+        serde_json::from_str(&send_lines(&mut piped, &["Does the lamp", "burn?"]).out).expect("JSON");
+    assert_eq!(
+        (&report["question"], &report["finish"]),
+        (&json!("Does the lamp\nburn?"), &json!("end")),
+        "{report}"
+    );
+    let empty = run_halo(folder.path(), &["ask", "--model", &model]);
+    assert!(empty.status != 0 && empty.err.contains("the message is empty"), "{}", empty.err);
     let mut chat = halo_command(folder.path(), &["chat", "--model", &model]);
     let text = send_lines(&mut chat, &["One?", "Two?", "Three?"]).out;
     let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("no {part} in {text}"));

@@ -406,7 +406,7 @@ async fn page_has_content_security_policy_and_types() {
         ("/docs.html", "text/html; charset=utf-8"),
         ("/docs/SUMMARY.md", "text/markdown; charset=utf-8"),
         ("/docs/api/openai.md", "text/markdown; charset=utf-8"),
-        ("/docs/images/chat.png", "image/png"),
+        ("/docs/images/context.webp", "image/webp"),
     ] {
         let response = fake.get(path).await;
         assert_eq!((response.status, response.header("content-type")), (200, content_type), "{path}");
