@@ -22,7 +22,7 @@ pub enum CliCommand {
         #[command(subcommand)]
         command: Option<ConfigCommand>,
     },
-    /// Start the server: web page and the APIs of OpenAI, Ollama, KoboldCPP, llama-server and MCP
+    /// Start the server: page, and APIs of OpenAI, Ollama, KoboldCPP, llama-server, MCP
     Serve(commands::serve::ServeArgs),
     /// Run an MCP server on stdin and stdout: memory for models of other programs
     ///

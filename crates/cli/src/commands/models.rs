@@ -121,7 +121,7 @@ struct MachineFacts {
     memory: Option<u64>,
     self_tests: Option<PathBuf>,
     key_type: KvKeyType,
-    /// The setting.
+    /// What the setting `model.attention` says; none for auto.
     chosen: Option<AttentionSource>,
     /// Where attention is probably read, if the model has not been loaded.
     attention: AttentionSource,

@@ -257,6 +257,7 @@ fn models_list_shows_gguf_metadata() {
     let expected = serde_json::json!([{
         "name": "smollm2", "kind": "chat", "path": path, "bytes": 98_362_432, "quantisation": "Q4_1",
         "context": 8192, "architecture": "llama", "template": true, "attention": true,
+        "attention_source": "softmax", "attention_ms": null,
         "memory_bytes": 98_362_432 + cells, "fits": true, "self_test": null,
         "kv_edit": true, "kv_edit_reason": null, "problem": null,
     }]);
@@ -265,7 +266,7 @@ fn models_list_shows_gguf_metadata() {
     let page = home.run_ok(&[]);
     assert!(
         page.contains(
-            "smollm2  chat         93.81 MiB 273.81 MiB  yes   Q4_1              8192  llama         yes       yes        \
+            "smollm2  chat         93.81 MiB 273.81 MiB  yes   Q4_1              8192  llama         yes       softmax    \
              yes, to be tested when it is loaded\n"
         ),
         "{page}"
