@@ -44,7 +44,8 @@ class Server:
             for part in ("--set", setting)
         ]
         command = [HALO, "serve", "--data", self.data, "--model", self.model, "--listen", self.listen, *sets]
-        env = {**os.environ, **self.env}
+        # Models that are installed for this user, as `make run` does, are not those of the tests.
+        env = {**os.environ, "XDG_DATA_HOME": str(self.data), **self.env}
         self.process = subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, text=True, env=env)
         for line in self.process.stderr:
             self.log.append(line)
