@@ -44,6 +44,7 @@ soak: doc ## documentation, and the property, fuzz and load tests with many more
 	scripts/deny
 	HALO_HOSTILE=10000 HALO_RUNS=10000 HALO_FORGET_CASES=300 HALO_KILLS=300 HALO_TEST_THOROUGH=1 $(CARGO) test --workspace --locked
 	HALO_HOSTILE=1000000 $(CARGO) test --workspace --locked --test it hostile_requests
+	HALO_LEASE_ROUNDS=200 HALO_HISTORY_OPERATIONS=10000 $(CARGO) test --package halo-store --locked --test it -- lease
 	$(CARGO) build --release --locked --package halo --package halo-bench
 	target/release/halo-bench simulate --minutes 180
 	target/release/halo-bench crash

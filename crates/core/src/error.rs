@@ -1,6 +1,7 @@
 //! The error of the traits that models, embedders and stores implement.
 
 use crate::apply::ApplyError;
+use crate::store::LeaseLost;
 use std::sync::Arc;
 
 /// The kind of a failure. Callers decide by the kind alone: the HTTP status, the OpenAI code, the exit status
@@ -117,6 +118,13 @@ impl Error {
     #[must_use]
     pub fn with_kind(self, kind: ErrorKind) -> Self {
         Self { kind, ..self }
+    }
+
+    /// Whether a write was refused because another process has taken over the lease. Nothing was written, and nothing will be
+    /// until what the lease protects is opened again.
+    #[must_use]
+    pub fn is_lease_lost(&self) -> bool {
+        self.source.as_ref().is_some_and(|source| source.is::<LeaseLost>())
     }
 
     /// Adds the error that caused this one.

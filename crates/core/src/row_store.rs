@@ -92,9 +92,17 @@ pub trait RowStore {
     /// Writes rows and deletes others in one transaction, durable when this returns. Creates the namespace if needed.
     ///
     /// # Errors
-    /// When the store cannot be written; then nothing has changed.
+    /// When the store cannot be written, or another process has the lease or has
+    /// [taken it over](crate::store::LeaseLost); then nothing has changed.
     fn put_rows(&mut self, namespace: &str, rows: &[Row], deleted: &[(RowKind, String)])
     -> Result<(), Error>;
+
+    /// Adds a row to a namespace that another process may have leased: a message to that process. The only write that needs
+    /// no lease, because it changes no row: one that is there already stays as it is.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`](crate::error::ErrorKind::NotFound) when there is no such namespace.
+    fn post_row(&mut self, namespace: &str, row: &Row) -> Result<(), Error>;
 
     /// Deletes a namespace and all its rows.
     ///

@@ -53,12 +53,19 @@ pub fn conversation_id(row: u64, created: i64) -> String {
 /// messages that took its place.
 pub const ORIGINAL_OF_KEY: &str = "original_of";
 
+/// Why a write was refused: another process has taken over the lease of the conversation or world, and nothing was written.
+/// It is the source of an error of the kind [`Busy`](crate::ErrorKind::Busy); what it was about must be opened again. See
+/// [`Error::is_lease_lost`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("another process has taken over the lease")]
+pub struct LeaseLost;
+
 /// What a conversation is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reading; another program may be writing.
     Read,
-    /// Writing; the store takes the lease, so that no other program can write.
+    /// Writing; the store takes the lease, so that no other program can write. Every write carries the epoch of the lease.
     Write,
 }
 
@@ -216,7 +223,8 @@ pub enum MessageLookup {
 /// Stores conversations.
 ///
 /// Every method fails when the store cannot be read or written or its data is damaged. A failed method has
-/// written nothing. The error sections below list further causes.
+/// written nothing. A method that writes a conversation fails when another process has its lease, or has taken it over. The
+/// error sections below list further causes.
 pub trait Store {
     /// Summaries of all conversations, by name.
     ///
@@ -241,7 +249,8 @@ pub trait Store {
     /// within [`Timeline::transact`], which rolls the change back if this fails.
     ///
     /// # Errors
-    /// When the conversation was not loaded for writing, or another program has changed it since.
+    /// When the conversation was not loaded for writing, or another program has changed it since, or has
+    /// [taken over its lease](LeaseLost).
     fn commit(
         &mut self,
         conversation: &str,

@@ -220,7 +220,9 @@ impl Conversation {
         key: &str,
         value: Option<&str>,
     ) -> Result<(), Error> {
-        self.store.put_record(&self.name, kind, key, value)
+        let written = self.store.put_record(&self.name, kind, key, value);
+        self.needs_reload |= written.as_ref().is_err_and(Error::is_lease_lost);
+        written
     }
 
     pub(crate) fn setting(&mut self, key: &str) -> Result<Option<String>, Error> {

@@ -8,6 +8,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// How often a world that has stopped is looked up while somebody else uses or closes it, 20 ms apart.
+const REMOVE_ATTEMPTS: usize = 50;
+
 #[derive(Default)]
 pub(crate) struct OpenWorlds {
     slots: Mutex<BTreeMap<String, WorldSlot>>,
@@ -99,6 +102,24 @@ impl OpenWorlds {
         drop(slot);
         self.remove_empty_slot(name);
         None
+    }
+
+    /// Removes a world that has stopped by itself, because its lease was lost: the next one who uses it opens it again. Called
+    /// on the thread of the world, for which somebody who closes the world waits.
+    pub(crate) fn remove_stopped(&self, name: &str, runner: &Arc<WorldRunner>) {
+        for _ in 0..REMOVE_ATTEMPTS {
+            let Some(slot) = self.slots.lock().get(name).map(Arc::clone) else { return };
+            let Some(mut open) = slot.try_lock() else {
+                std::thread::sleep(Duration::from_millis(20));
+                continue;
+            };
+            if open.as_ref().is_some_and(|open| Arc::ptr_eq(&open.runner, runner)) {
+                *open = None;
+            }
+            drop(open);
+            drop(slot);
+            return self.remove_empty_slot(name);
+        }
     }
 
     /// Closes a world and runs `work` while nobody can open it.

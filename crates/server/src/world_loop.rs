@@ -83,6 +83,7 @@ fn run_world(app: &App, name: &str, mut runner: Arc<WorldRunner>, thinking_shown
             }
         }
     }
+    app.worlds.remove_stopped(name, &runner);
 }
 
 pub(crate) fn publish_world_event(app: &App, event: ApiWorldEvent) {

@@ -1,25 +1,22 @@
 //! Loading a conversation and committing changes to it. A commit is one transaction: the change goes into the log, and
 //! the bodies and blocks that it touched are written. Only a writer that has seen the last entry of the log may commit,
-//! whatever the locks say.
+//! whatever the leases say.
 
 use crate::database::Database;
 use crate::names;
-use crate::open_conversation::{OpenConversation, WrittenLogEntry};
+use crate::open_conversation::OpenConversation;
 use crate::rows;
-use crate::sql::{SqlConnection, SqlError, SqlErrorKind, SqlValue};
+use crate::sql::{SqlConnection, SqlError, SqlValue};
 use halo_core::Error;
 use halo_core::change::Change;
 use halo_core::store::{Access, Durability, StagedRecords, Store};
 use halo_core::timeline::Timeline;
 
-/// How often a commit is tried when the connection to the server is lost. Each attempt waits for a server that restarts.
-const MAX_COMMIT_ATTEMPTS: usize = 3;
-
 impl Database {
     pub(crate) fn load_inner(&mut self, conversation: &str, access: Access) -> Result<Timeline, SqlError> {
         names::check_conversation_name(conversation)?;
         if access == Access::Write {
-            self.lock_conversation(conversation)?;
+            self.take_lease(conversation)?;
         }
         let (open, mut timeline) = self.in_transaction(None, |sql| load_conversation(sql, conversation))?;
         timeline.set_revision(open.revision());
@@ -38,14 +35,14 @@ impl Database {
     ) -> Result<(), SqlError> {
         let staged = self.staged.remove(conversation).unwrap_or_default();
         let mut open = self.take_open_conversation(conversation)?;
-        let written = self.write_entry(durability, change, |sql| {
+        let written = self.write(&[conversation], durability, |sql| {
             let entry = open.write_change(sql, conversation, change, after)?;
             write_staged(sql, entry.conversation_id(), &staged)?;
-            Ok(Some(entry))
+            Ok(entry)
         });
         let result = match written {
             Ok(entry) => {
-                entry.into_iter().for_each(|entry| open.advance_to(entry, change, after));
+                open.advance_to(entry, change, after);
                 Ok(())
             }
             Err(error) => {
@@ -55,44 +52,6 @@ impl Database {
         };
         self.open_conversations.insert(conversation.to_owned(), open);
         result
-    }
-
-    /// Runs `write` in a transaction, which ends the log with an entry of `last_change`. A connection that is lost before
-    /// the transaction is committed loses nothing: it is written again. If the connection is lost during the commit, the
-    /// log shows whether it was committed.
-    fn write_entry(
-        &mut self,
-        durability: Durability,
-        last_change: &Change,
-        mut write: impl FnMut(&mut dyn SqlConnection) -> Result<Option<WrittenLogEntry>, SqlError>,
-    ) -> Result<Option<WrittenLogEntry>, SqlError> {
-        let mut attempts = 0;
-        loop {
-            let mut entry = None;
-            let written = self.in_transaction(Some(durability), |sql| {
-                entry = write(sql)?;
-                Ok(())
-            });
-            attempts += 1;
-            match written {
-                Ok(()) => return Ok(entry),
-                Err(error)
-                    if error.kind == SqlErrorKind::Unavailable
-                        && self.sql.reconnects()
-                        && attempts < MAX_COMMIT_ATTEMPTS =>
-                {
-                    if let Some(entry) = entry {
-                        let stored = self.in_transaction(None, |sql| entry.is_stored(sql, last_change));
-                        // The cause is reported, not that the server is still gone.
-                        if stored.map_err(|_| error)? {
-                            return Ok(Some(entry));
-                        }
-                    }
-                }
-                Err(error) if self.freed_space_after(&error) => attempts = 0,
-                Err(error) => return Err(error),
-            }
-        }
     }
 
     /// Applies changes to the timeline and commits them in one transaction, each with its own log entry.
@@ -123,11 +82,13 @@ impl Database {
         all: &Change,
         after: &Timeline,
     ) -> Result<u64, SqlError> {
-        let Some(last_change) = changes.last() else { return Ok(after.revision()) };
+        if changes.is_empty() {
+            return Ok(after.revision());
+        }
         let staged = self.staged.remove(conversation).unwrap_or_default();
         let mut open = self.take_open_conversation(conversation)?;
         let mut next = open.clone();
-        let written = self.write_entry(Durability::Immediate, last_change, |sql| {
+        let written = self.write(&[conversation], Durability::Immediate, |sql| {
             next = open.clone();
             let entry = next.write_changes(sql, conversation, changes, all, after)?;
             entry.iter().try_for_each(|entry| write_staged(sql, entry.conversation_id(), &staged))?;
@@ -148,13 +109,13 @@ impl Database {
             .ok_or_else(|| SqlError::invalid_input("the conversation was not opened for writing"))
     }
 
-    /// Locks a conversation again if nobody has changed it since that revision.
-    pub(crate) fn relock_if_unchanged(
+    /// Takes the lease of a conversation again if nobody has changed it since that revision.
+    pub(crate) fn take_lease_if_unchanged(
         &mut self,
         conversation: &str,
         revision: u64,
     ) -> Result<bool, SqlError> {
-        self.lock_conversation(conversation)?;
+        self.take_lease(conversation)?;
         let mut stored_revision = 0;
         let select = "SELECT seq FROM conversation WHERE name = $1";
         self.sql.query(select, &[SqlValue::Text(conversation)], &mut |row| {
@@ -163,7 +124,7 @@ impl Database {
         })?;
         let unchanged = stored_revision == revision && self.open_conversations.contains_key(conversation);
         if !unchanged {
-            self.unlock_conversation(conversation);
+            self.drop_lease(conversation);
         }
         Ok(unchanged)
     }
@@ -171,10 +132,10 @@ impl Database {
     pub(crate) fn rename_inner(&mut self, from: &str, to: &str) -> Result<(), SqlError> {
         names::check_conversation_name(to)?;
         let id = self.conversation_id(from)?;
-        self.lock_conversation(from)?;
-        self.lock_conversation(to)?;
+        self.take_lease(from)?;
+        self.take_lease(to)?;
         self.open_conversations.remove(from);
-        self.in_transaction(Some(Durability::Immediate), |sql| rows::rename_conversation(sql, id, to))
+        self.write(&[from, to], Durability::Immediate, |sql| rows::rename_conversation(sql, id, to))
     }
 }
 

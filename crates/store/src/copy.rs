@@ -25,9 +25,8 @@ impl Database {
         let turns = conversation_copy::copy_turns(self, from, Access::Read, convert)?;
         let (records, changes) = (self.all_records(from)?, changes());
         let written = names::check_conversation_name(to).and_then(|()| {
-            self.lock_conversation(to)?;
             let id = self.conversation_id(from)?;
-            self.write(Durability::Immediate, |sql| {
+            self.write(&[to], Durability::Immediate, |sql| {
                 let copy = write_copy(sql, id, to, model, &turns, &records)?;
                 let now = rows::now_ms();
                 changes.iter().try_for_each(|RecordChange { kind, key, value }| {
@@ -36,8 +35,6 @@ impl Database {
                 })
             })
         });
-        // Opening the copy for writing locks it again.
-        self.unlock_conversation(to);
         written.map_err(|e| e.with_context(format!("copying '{from}' to '{to}'")))
     }
 
@@ -54,10 +51,10 @@ impl Database {
         // Other tokens have other positions.
         records.retain(|(kind, _)| *kind != RecordKind::Attention);
         let written = names::check_conversation_name(kept_as).and_then(|()| {
-            self.lock_conversation(conversation)?;
-            self.lock_conversation(kept_as)?;
+            self.take_lease(conversation)?;
+            self.take_lease(kept_as)?;
             self.drop_open_state(conversation);
-            self.write(Durability::Immediate, |sql| {
+            self.write(&[conversation, kept_as], Durability::Immediate, |sql| {
                 let original = rows::find_conversation_id(sql, conversation)?
                     .ok_or_else(|| rows::no_such_conversation(conversation))?;
                 rows::rename_conversation(sql, original, kept_as)?;
@@ -71,7 +68,7 @@ impl Database {
                 })
             })
         });
-        self.unlock_conversation(kept_as);
+        self.drop_lease(kept_as);
         written.map_err(|e| e.with_context(format!("replacing '{conversation}'")))
     }
 

@@ -32,13 +32,18 @@ pub(crate) fn io_error(error: &std::io::Error, path: &Path) -> SqlError {
     SqlError::new(kind, format!("{}: {error}", path.display()))
 }
 
-/// Opens a lock file of a database, in the folder beside it.
-pub(crate) fn open_lock_file(path: &Path, name: &str) -> Result<File, SqlError> {
+/// Where a lock file of a database is: in the folder beside it.
+pub(crate) fn lock_file_path(path: &Path, name: &str) -> PathBuf {
     let mut folder = OsString::from(path);
     folder.push("-locks");
-    let folder = PathBuf::from(folder);
-    create_private_folder(&folder).map_err(|e| io_error(&e, &folder))?;
-    let file_path = folder.join(name);
+    PathBuf::from(folder).join(name)
+}
+
+/// Opens a lock file of a database.
+pub(crate) fn open_lock_file(path: &Path, name: &str) -> Result<File, SqlError> {
+    let file_path = lock_file_path(path, name);
+    let folder = file_path.parent().unwrap_or(path);
+    create_private_folder(folder).map_err(|e| io_error(&e, folder))?;
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
     #[cfg(unix)]

@@ -80,7 +80,7 @@ impl Database {
     /// Erases a whole conversation with its name.
     pub fn forget_conversation(&mut self, conversation: &str) -> Result<(), Error> {
         let operation = || format!("forgetting '{conversation}'");
-        self.lock_conversation(conversation).map_err(|e| e.with_context(operation()))?;
+        self.take_lease(conversation).map_err(|e| e.with_context(operation()))?;
         self.drop_open_state(conversation);
         let erased = self.erase(conversation, |sql, id| {
             for delete in [
@@ -112,7 +112,7 @@ impl Database {
         work: impl FnOnce(&mut dyn SqlConnection, i64) -> Result<(), SqlError>,
     ) -> Result<(), SqlError> {
         self.sql.set_secure_delete(true)?;
-        let erased = self.in_transaction(Some(Durability::Immediate), |sql| {
+        let erased = self.write_once(&[conversation], |sql| {
             let id = rows::find_conversation_id(sql, conversation)?
                 .ok_or_else(|| rows::no_such_conversation(conversation))?;
             work(sql, id)

@@ -48,11 +48,6 @@ impl WrittenLogEntry {
     pub(crate) fn conversation_id(&self) -> i64 {
         self.id
     }
-
-    /// Whether the log ends with this entry: after a commit whose result is unknown.
-    pub(crate) fn is_stored(&self, sql: &mut dyn SqlConnection, change: &Change) -> Result<bool, SqlError> {
-        rows::log_ends_with(sql, self.id, self.seq, self.score_entry.as_ref().unwrap_or(change))
-    }
 }
 
 impl OpenConversation {

@@ -2,39 +2,63 @@
 //!
 //! The client is asynchronous, [`SqlConnection`] is not: each call waits on the runtime of the pool. A store has a
 //! connection only while a statement or a transaction of it runs. Rows of one statement are pipelined.
+//!
+//! Nothing outlives a transaction on a connection: no settings, no locks, no prepared statements. So a pooler may stand between,
+//! and give every transaction another connection.
 
+use crate::held_leases::Fence;
 use crate::postgres_pool::{PostgresPool, PostgresServer, classify_error, error_message};
+use crate::postgres_tables::TABLES;
 use crate::schema::{self, NEWEST_VERSION, POSTGRES_MIGRATIONS};
 use crate::sql::{SqlConnection, SqlError, SqlErrorKind, SqlRow, SqlValue};
 use deadpool_postgres::Object;
 use futures_util::{StreamExt, future::try_join_all, pin_mut};
 use halo_core::store::Durability;
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio_postgres::SimpleQueryMessage;
 use tokio_postgres::types::{IsNull, ToSql, Type, private::BytesMut, to_sql_checked};
 
 /// The key of the advisory lock under which programs migrate a database one after the other.
 const MIGRATION_LOCK: i64 = 0x6861_6c6f;
-const TABLES: [&str; 8] =
-    ["conversation", "chunk", "block", "log", "mention", "record", "embedding", "message"];
-
 /// How long the first new attempt waits after a connection was lost; each further one waits twice as long.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
+
+/// An administrator may have switched synchronous commits off. A token that a client has seen must survive a crash of the
+/// server; stricter modes than `on` are kept.
+const SYNCED_COMMIT: &str = "SELECT set_config('synchronous_commit', 'on', true) \
+                             WHERE current_setting('synchronous_commit') = 'off'";
+
+/// From how many rows on a statement is prepared first. That costs a round trip.
+const PREPARED_ROWS: usize = 8;
+
+/// How long a transaction without a lease may wait for this program, for example for the file that it imports.
+const UNLEASED_IDLE_LIMIT: Duration = Duration::from_secs(300);
 
 /// A store on a server.
 pub(crate) struct Postgres {
     pool: Arc<PostgresPool>,
     /// The connection of the transaction that runs.
     transaction: Option<Object>,
-    /// The locks of this store, each with the generation of the session that took it.
-    locks: Vec<(u64, u64)>,
+    /// The leases under which the last transaction that began writes, and its number.
+    fences: Vec<Fence>,
+    number: i64,
+    /// The leases of this store, each with its epoch; none where another process has taken it over.
+    leases: BTreeMap<u64, Option<i64>>,
 }
 
 impl Postgres {
     /// Connects and migrates the schema to the newest version. A missing schema is created on demand.
     pub(crate) fn connect(server: &PostgresServer, creates_schema: bool) -> Result<Self, SqlError> {
-        let mut postgres = Self { pool: server.pool()?, transaction: None, locks: Vec::new() };
+        let mut postgres = Self {
+            pool: server.pool()?,
+            transaction: None,
+            fences: Vec::new(),
+            number: 0,
+            leases: BTreeMap::new(),
+        };
         if postgres.schema_version()? != Some(NEWEST_VERSION) {
             postgres.migrate(creates_schema)?;
         }
@@ -56,7 +80,7 @@ impl Postgres {
     }
 
     fn migrate(&mut self, creates_schema: bool) -> Result<(), SqlError> {
-        self.begin_with("BEGIN", false)?;
+        self.begin_with("BEGIN", &[])?;
         let migrated = self.migrate_in_transaction(creates_schema).and_then(|()| self.commit());
         if migrated.is_err() {
             self.rollback();
@@ -85,6 +109,8 @@ impl Postgres {
                 "CREATE TABLE halo.version (version BIGINT NOT NULL); INSERT INTO halo.version VALUES (0)",
             )?;
         }
+        // The statements of migrations name no schema.
+        self.batch_execute_unlimited("SET LOCAL search_path TO halo")?;
         let version = self.schema_version()?.unwrap_or(0);
         if version > NEWEST_VERSION {
             let why = format!(
@@ -127,18 +153,18 @@ impl Postgres {
         }
         let connection = self.pool.acquire()?;
         let result = work(&connection);
-        // After a timeout, the answer to this statement could be taken for that to the next one.
-        if result.as_ref().is_err_and(is_broken) {
+        if result.as_ref().is_err_and(SqlError::breaks_connection) {
             PostgresPool::discard(connection);
         }
         result
     }
 
-    /// Begins a transaction. A server that was restarted is waited for: nothing is lost yet.
-    fn begin_with(&mut self, begin: &str, writes: bool) -> Result<(), SqlError> {
+    /// Begins a transaction that writes under leases. A server that was restarted is waited for: nothing is lost yet.
+    fn begin_with(&mut self, begin: &str, leases: &[(u64, i64)]) -> Result<(), SqlError> {
         let (started, mut delay) = (Instant::now(), FIRST_RETRY);
+        let begin = format!("{begin}; {}", self.pool.leases().fence_statements(leases));
         loop {
-            match self.try_begin(begin, writes) {
+            match self.try_begin(&begin, leases) {
                 Err(error)
                     if error.kind == SqlErrorKind::Unavailable
                         && started.elapsed() + delay < self.pool.restart_wait() =>
@@ -151,66 +177,101 @@ impl Postgres {
         }
     }
 
-    fn try_begin(&mut self, begin: &str, writes: bool) -> Result<(), SqlError> {
-        if writes {
-            self.retake_lost_locks()?;
-        }
+    fn try_begin(&mut self, begin: &str, leases: &[(u64, i64)]) -> Result<(), SqlError> {
         let connection = self.pool.acquire()?;
-        match Self::batch_execute(&self.pool, &connection, begin) {
-            Ok(()) => self.transaction = Some(connection),
-            Err(error) => {
+        let cancel = connection.cancel_token();
+        let replies = self
+            .pool
+            .block_on(async { self.pool.within_limit(&cancel, connection.simple_query(begin)).await });
+        let fences = replies.map(|replies| replies.iter().filter_map(read_fence).collect::<Vec<_>>());
+        let begun = fences.and_then(|fences| {
+            match leases.iter().find(|(key, _)| !fences.iter().any(|fence| fence.key == *key)) {
+                None => Ok(fences),
+                Some(lost) => {
+                    self.mark_lost(*lost);
+                    Err(SqlError::lease_lost())
+                }
+            }
+        });
+        match begun {
+            Ok(fences) => (self.transaction, self.fences) = (Some(connection), fences),
+            Err(error) if error.breaks_connection() => {
                 PostgresPool::discard(connection);
+                return Err(error);
+            }
+            Err(error) => {
+                self.transaction = Some(connection);
+                self.rollback();
                 return Err(error);
             }
         }
         Ok(())
     }
 
-    /// Takes locks again that were released with their session. Another program may have taken one meanwhile: until all
-    /// are held again, every transaction fails.
-    fn retake_lost_locks(&mut self) -> Result<(), SqlError> {
-        for held in &mut self.locks {
-            if self.pool.lock_generation() != Some(held.1) {
-                held.1 = self.pool.lock(held.0)?;
-            }
+    /// Nothing is written under a lease that was lost until it is taken again.
+    fn mark_lost(&mut self, (key, epoch): (u64, i64)) {
+        self.pool.leases().forget(key, epoch);
+        if let Some(held) = self.leases.get_mut(&key) {
+            *held = None;
         }
-        Ok(())
     }
 }
 
-/// Whether the connection on which an error occurred cannot be used again.
-fn is_broken(error: &SqlError) -> bool {
-    [SqlErrorKind::Unavailable, SqlErrorKind::Timeout].contains(&error.kind)
+/// A lease that a transaction has found as it was expected.
+fn read_fence(reply: &SimpleQueryMessage) -> Option<Fence> {
+    let SimpleQueryMessage::Row(row) = reply else { return None };
+    let number = |column: usize| row.try_get(column).ok().flatten()?.parse::<i64>().ok();
+    (row.len() == 3).then_some(())?;
+    Some(Fence { key: number(0)?.cast_unsigned(), epoch: number(1)?, written: number(2)? })
 }
 
-/// Parameters in the type that the client takes.
-fn params<'a>(args: &'a [SqlValue<'a>]) -> Vec<&'a (dyn ToSql + Sync)> {
+/// Parameters with their types: the server need not be asked for them first.
+fn typed<'a>(args: &'a [SqlValue<'a>]) -> Vec<(&'a (dyn ToSql + Sync), Type)> {
+    let type_of = |cell: &SqlValue<'_>| match cell {
+        SqlValue::Int(_) => Type::INT8,
+        SqlValue::Text(_) => Type::TEXT,
+        SqlValue::Blob(_) => Type::BYTEA,
+    };
+    args.iter().map(|cell| (cell as &(dyn ToSql + Sync), type_of(cell))).collect()
+}
+
+fn untyped<'a>(args: &'a [SqlValue<'a>]) -> Vec<&'a (dyn ToSql + Sync)> {
     args.iter().map(|cell| cell as &(dyn ToSql + Sync)).collect()
 }
 
 impl SqlConnection for Postgres {
     fn execute(&mut self, sql: &'static str, args: &[SqlValue<'_>]) -> Result<u64, SqlError> {
         let pool = Arc::clone(&self.pool);
+        let statement = pool.qualified(sql);
         self.with_connection(|connection| {
             let cancel = connection.cancel_token();
-            pool.block_on(pool.within_limit(&cancel, async {
-                let statement = connection.prepare_cached(sql).await?;
-                connection.execute(&statement, &params(args)).await
-            }))
+            pool.block_on(pool.within_limit(&cancel, connection.execute_typed(&statement, &typed(args))))
         })
     }
 
     fn execute_many(&mut self, sql: &'static str, rows: &[Vec<SqlValue<'_>>]) -> Result<(), SqlError> {
         let pool = Arc::clone(&self.pool);
+        let statement = pool.qualified(sql);
+        // A statement is prepared for the transaction only: the connection of the next one may be another.
+        let prepares = self.transaction.is_some() && rows.len() >= PREPARED_ROWS;
         self.with_connection(|connection| {
             let cancel = connection.cancel_token();
             pool.block_on(async {
-                let statement = pool.within_limit(&cancel, connection.prepare_cached(sql)).await?;
+                let prepared = match prepares {
+                    true => Some(pool.within_limit(&cancel, connection.prepare(&statement)).await?),
+                    false => None,
+                };
                 // A batch hides the latency of the network; its size bounds the memory that it takes.
                 for rows in rows.chunks(256) {
-                    let params: Vec<_> = rows.iter().map(|row| params(row)).collect();
-                    let all = params.iter().map(|params| connection.execute(&statement, params));
-                    pool.within_limit(&cancel, try_join_all(all)).await?;
+                    if let Some(prepared) = &prepared {
+                        let params: Vec<_> = rows.iter().map(|row| untyped(row)).collect();
+                        let all = params.iter().map(|params| connection.execute(prepared, params));
+                        pool.within_limit(&cancel, try_join_all(all)).await?;
+                    } else {
+                        let params: Vec<_> = rows.iter().map(|row| typed(row)).collect();
+                        let all = params.iter().map(|params| connection.execute_typed(&statement, params));
+                        pool.within_limit(&cancel, try_join_all(all)).await?;
+                    }
                 }
                 Ok(())
             })
@@ -236,7 +297,7 @@ impl SqlConnection for Postgres {
                 has_rows = true;
                 each(row)
             }));
-            if result.as_ref().is_err_and(is_broken) {
+            if result.as_ref().is_err_and(SqlError::breaks_connection) {
                 PostgresPool::discard(connection);
             }
             match result {
@@ -248,22 +309,43 @@ impl SqlConnection for Postgres {
         }
     }
 
-    fn begin(&mut self, writes: Option<Durability>) -> Result<(), SqlError> {
+    fn begin(&mut self, writes: Option<Durability>, leases: &[u64]) -> Result<(), SqlError> {
+        let mut epochs = Vec::new();
+        for &key in leases {
+            let own = self.leases.get(&key).copied();
+            // A lease of another store of this process is one of this process.
+            let epoch = own.unwrap_or_else(|| self.pool.leases().epoch(key));
+            epochs.push((key, epoch.ok_or_else(SqlError::lease_lost)?));
+        }
         let limit = self.pool.statement_limit().as_secs();
         match writes {
-            None => self.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", false),
+            None => {
+                let idle = UNLEASED_IDLE_LIMIT.as_secs();
+                let begin = format!(
+                    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; \
+                     SET LOCAL idle_in_transaction_session_timeout = '{idle}s'"
+                );
+                self.begin_with(&begin, &epochs)
+            }
             // Both durabilities are synced: a crash of the server, unlike one of this program, loses what is not.
             Some(Durability::Immediate | Durability::Deferred) => {
-                let limits =
-                    format!("SET LOCAL statement_timeout = '{limit}s'; SET LOCAL lock_timeout = '10s'");
-                self.begin_with(&format!("BEGIN; {limits}"), true)
+                // A process that is paused in a transaction must not keep the rows of its leases locked.
+                let idle = if epochs.is_empty() { UNLEASED_IDLE_LIMIT } else { self.pool.lease_length() };
+                let begin = format!(
+                    "BEGIN; SET LOCAL statement_timeout = '{limit}s'; SET LOCAL lock_timeout = '10s'; \
+                     SET LOCAL idle_in_transaction_session_timeout = '{}ms'; {SYNCED_COMMIT}",
+                    idle.as_millis()
+                );
+                self.begin_with(&begin, &epochs)
             }
         }
     }
 
     fn commit(&mut self) -> Result<(), SqlError> {
         let Some(connection) = self.transaction.take() else { return Ok(()) };
-        let committed = Self::batch_execute(&self.pool, &connection, "COMMIT");
+        self.number = self.pool.leases().next_transaction();
+        let commit = format!("{}COMMIT", self.pool.leases().commit_statement(&self.fences, self.number));
+        let committed = Self::batch_execute(&self.pool, &connection, &commit);
         if committed.is_err() {
             PostgresPool::discard(connection);
         }
@@ -284,19 +366,45 @@ impl SqlConnection for Postgres {
         true
     }
 
-    fn lock(&mut self, key: u64) -> Result<(), SqlError> {
-        self.retake_lost_locks()?;
-        if !self.locks.iter().any(|held| held.0 == key) {
-            self.locks.push((key, self.pool.lock(key)?));
+    fn was_committed(&mut self) -> Result<bool, SqlError> {
+        let Some(before) = self.fences.first().copied() else { return Ok(false) };
+        // The server may still be at work on the lost connection: the row is locked until that has ended.
+        self.begin_with("BEGIN; SET LOCAL lock_timeout = '10s'", &[(before.key, before.epoch)])?;
+        let now = self.fences.first().copied();
+        self.rollback();
+        Ok(now.is_some_and(|now| now.written == self.number))
+    }
+
+    fn take_lease(&mut self, key: u64) -> Result<(), SqlError> {
+        if let Some(Some(epoch)) = self.leases.get(&key).copied() {
+            if self.pool.extend_lease(key, epoch)? {
+                return Ok(());
+            }
+            self.mark_lost((key, epoch));
         }
+        let epoch = self.pool.take_lease(key)?;
+        self.leases.insert(key, Some(epoch));
         Ok(())
     }
 
-    fn is_locked_elsewhere(&mut self, key: u64) -> Result<bool, SqlError> {
-        if self.locks.iter().any(|held| held.0 == key) {
+    fn ensure_lease(&mut self, key: u64) -> Result<bool, SqlError> {
+        match self.leases.get(&key) {
+            Some(Some(_)) => Ok(false),
+            Some(None) => Err(SqlError::lease_lost()),
+            None if self.pool.leases().epoch(key).is_some() => Ok(false),
+            None => self.take_lease(key).map(|()| true),
+        }
+    }
+
+    fn is_leased_elsewhere(&mut self, key: u64) -> Result<bool, SqlError> {
+        if matches!(self.leases.get(&key), Some(Some(_))) {
             return Ok(false);
         }
-        self.pool.is_locked(key)
+        self.pool.lease_holder(key).map(|holder| holder.is_some())
+    }
+
+    fn lease_holder(&mut self, key: u64) -> Result<u32, SqlError> {
+        self.pool.lease_holder(key).map(Option::unwrap_or_default)
     }
 
     fn has_current_schema(&mut self) -> Result<bool, SqlError> {
@@ -325,7 +433,7 @@ impl SqlConnection for Postgres {
         let name = format!("halo_backup_{}", last + 1);
         let copies: String =
             TABLES.iter().map(|t| format!("CREATE TABLE {name}.{t} AS TABLE halo.{t};")).collect();
-        self.begin_with("BEGIN", false)?;
+        self.begin_with("BEGIN", &[])?;
         let copied = self
             .batch_execute_unlimited(&format!("CREATE SCHEMA {name}; {copies}"))
             .and_then(|()| self.commit());
@@ -352,16 +460,15 @@ impl SqlConnection for Postgres {
         Ok(())
     }
 
-    fn unlock_all(&mut self) {
-        for (key, generation) in std::mem::take(&mut self.locks) {
-            self.pool.unlock(key, generation);
-        }
+    fn release_all_leases(&mut self) {
+        let held = std::mem::take(&mut self.leases);
+        let held: Vec<(u64, i64)> = held.into_iter().filter_map(|(key, epoch)| Some((key, epoch?))).collect();
+        self.pool.release_leases(&held);
     }
 
-    fn unlock(&mut self, key: u64) {
-        if let Some(at) = self.locks.iter().position(|held| held.0 == key) {
-            let (key, generation) = self.locks.swap_remove(at);
-            self.pool.unlock(key, generation);
+    fn release_lease(&mut self, key: u64) {
+        if let Some(Some(epoch)) = self.leases.remove(&key) {
+            self.pool.release_leases(&[(key, epoch)]);
         }
     }
 
@@ -380,7 +487,7 @@ impl SqlConnection for Postgres {
 impl Drop for Postgres {
     fn drop(&mut self) {
         self.rollback();
-        self.unlock_all();
+        self.release_all_leases();
     }
 }
 
@@ -392,12 +499,9 @@ async fn query_rows(
     args: &[SqlValue<'_>],
     each: &mut dyn FnMut(SqlRow<'_>) -> Result<(), SqlError>,
 ) -> Result<(), SqlError> {
-    let cancel = connection.cancel_token();
+    let (cancel, statement) = (connection.cancel_token(), pool.qualified(sql));
     let rows = pool
-        .within_limit(&cancel, async {
-            let statement = connection.prepare_cached(sql).await?;
-            connection.query_raw(&statement, params(args)).await
-        })
+        .within_limit(&cancel, async { connection.query_typed_raw(&statement, typed(args)).await })
         .await?;
     pin_mut!(rows);
     while let Some(row) = pool.within_limit(&cancel, async { rows.next().await.transpose() }).await? {

@@ -1,48 +1,35 @@
-//! The connections of a process to a PostgreSQL server: a bounded pool for statements and transactions, and one session that
-//! holds the locks of conversations. All stores of the process share them.
+//! The connections of a process to a PostgreSQL server: a bounded pool for statements and transactions, and one that renews
+//! the [leases](crate::postgres_lease) of conversations. All stores of the process share them.
 //!
 //! Every wait has a limit. A server that accepts a connection and then does not answer looks to the network like one that
 //! thinks, so the limits are kept here and not by the network or the server alone.
 
+use crate::held_leases::{HeldLeases, renew_leases};
+use crate::postgres_tables::qualify;
+use crate::postgres_tls::{PostgresTls, TlsMode, TlsParameters};
 use crate::sql::{SqlError, SqlErrorKind};
 use deadpool_postgres::{
-    Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime as PoolRuntime,
+    Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod,
+    Runtime as PoolRuntime, Timeouts,
 };
-use parking_lot::{Mutex, MutexGuard};
-use std::collections::BTreeSet;
+use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::error::Error as _;
 use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{CancelToken, Client, Config, NoTls};
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{CancelToken, Config, Row};
 
-/// How long a lock is waited for that another process has.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// The longest time between two signs of life of the lock session.
-const HEARTBEAT: Duration = Duration::from_secs(10);
-
-/// Sent when a connection is opened. The server detects a client that lost its power by keepalives.
-const SESSION_OPTIONS: &str = "-c search_path=halo -c tcp_keepalives_idle=15 -c tcp_keepalives_interval=5 \
-                               -c tcp_keepalives_count=3 -c idle_in_transaction_session_timeout=300000";
-
-/// The server ends the lock session of a process that is paused for longer than some heartbeats, and other processes can
-/// take its locks. Servers before version 14 lack the setting.
-fn lock_session_setup(lease: Duration) -> String {
-    let seconds = lease.as_secs();
-    format!(
-        "SELECT set_config('idle_session_timeout', '{seconds}s', false) \
-         WHERE current_setting('server_version_num')::int >= 140000"
-    )
-}
-
-/// An administrator may have switched synchronous commits off. A token that a client has seen must survive a crash of the
-/// server; stricter modes than `on` are kept.
-const SESSION_SETUP: &str = "SELECT set_config('synchronous_commit', 'on', false) \
-                             WHERE current_setting('synchronous_commit') = 'off'";
+/// Sent when a connection is opened: the server detects a client that lost its power by keepalives. Behind a pooler it affects
+/// connections of the pooler, and nothing relies on it. What an administrator or the address has set stays.
+const SESSION_SETUP: &str = "SELECT set_config(wanted.name, wanted.value, false) FROM (VALUES \
+                             ('tcp_keepalives_idle', '15'), ('tcp_keepalives_interval', '5'), \
+                             ('tcp_keepalives_count', '3')) AS wanted (name, value) \
+                             JOIN pg_settings USING (name) WHERE source = 'default'";
 
 /// A server with the connections of this process to it. Clones share the connections.
 #[derive(Clone)]
@@ -91,28 +78,28 @@ impl fmt::Debug for PostgresServer {
 /// Limits from the parameters of the URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PoolLimits {
-    /// `connection_limit`: the most connections at once, without the lock session.
+    /// `connection_limit`: the most connections at once, without the one that renews leases.
     connections: usize,
     /// `pool_timeout`: how long a free connection, and a server that restarts, are waited for.
     wait: Duration,
     /// `statement_timeout`: how long a statement may make no progress.
     statement: Duration,
-    /// `lease_timeout`: how long a process that is paused, or cut off, keeps its locks.
+    /// `lease_timeout`: how long a process that is paused, or cut off, keeps its leases.
     lease: Duration,
 }
 
 impl Default for PoolLimits {
     fn default() -> Self {
         let seconds = Duration::from_secs;
-        Self { connections: 8, wait: seconds(10), statement: seconds(30), lease: seconds(45) }
+        Self { connections: 8, wait: seconds(10), statement: seconds(30), lease: seconds(15) }
     }
 }
 
 impl PoolLimits {
     /// Takes the parameters that are Halo's own out of a URL.
-    fn split_from(url: &str) -> Result<(Self, String), SqlError> {
-        let mut limits = Self::default();
-        let Some((address, query)) = url.split_once('?') else { return Ok((limits, url.to_owned())) };
+    fn split_from(url: &str) -> Result<(Self, TlsParameters, String), SqlError> {
+        let (mut limits, mut tls) = (Self::default(), TlsParameters::default());
+        let Some((address, query)) = url.split_once('?') else { return Ok((limits, tls, url.to_owned())) };
         let mut others = Vec::new();
         for pair in query.split('&') {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -130,12 +117,14 @@ impl PoolLimits {
                 "pool_timeout" => limits.wait = Duration::from_secs(u64::from(number()?)),
                 "statement_timeout" => limits.statement = Duration::from_secs(u64::from(number()?)),
                 "lease_timeout" => limits.lease = Duration::from_secs(u64::from(number()?)),
+                "sslmode" => tls.mode = TlsMode::parse(value)?,
+                "sslrootcert" => tls.root_certificates = Some(decode_percent(value)?),
                 _ => others.push(pair),
             }
         }
         let url =
             if others.is_empty() { address.to_owned() } else { format!("{address}?{}", others.join("&")) };
-        Ok((limits, url))
+        Ok((limits, tls, url))
     }
 }
 
@@ -144,66 +133,20 @@ pub(crate) struct PostgresPool {
     /// Runs the connections. Taken when the pool is dropped.
     runtime: Option<Runtime>,
     connections: Pool,
-    config: Config,
+    tls: PostgresTls,
     limits: PoolLimits,
-    locks: Arc<Mutex<LockSession>>,
-}
-
-/// The session that holds the locks of this process.
-#[derive(Default)]
-struct LockSession {
-    client: Option<Arc<Client>>,
-    /// Counts the sessions: a lock of an earlier one was released with it.
-    generation: u64,
-    held: BTreeSet<u64>,
-    /// When a server did not answer, and what the error was. Those that have waited meanwhile do not try again one after the
-    /// other. A server that refuses at once is asked again, because it may be back.
-    failed: Option<(Instant, SqlError)>,
-}
-
-/// How long a connection that was not answered stands for the next ones.
-const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
-
-/// A connection that fails sooner was refused.
-const REFUSAL: Duration = Duration::from_millis(250);
-
-impl LockSession {
-    fn live_client(&self) -> Option<Arc<Client>> {
-        self.client.clone().filter(|client| !client.is_closed())
-    }
+    leases: Arc<HeldLeases>,
+    statements: Mutex<HashMap<&'static str, Arc<str>>>,
 }
 
 impl PostgresPool {
     fn new(url: &str) -> Result<Self, SqlError> {
-        let (limits, url) = PoolLimits::split_from(url)?;
-        let mut config: Config = url.parse().map_err(|e: tokio_postgres::Error| {
-            let why = format!("the address of the PostgreSQL server cannot be parsed: {}", error_message(&e));
-            SqlError::invalid_input(why)
-        })?;
-        if let Ok(password) = std::env::var("PGPASSWORD")
-            && config.get_password().is_none()
-        {
-            config.password(password);
-        }
-        // What the user writes comes last, so it overrides.
-        let options = format!("{SESSION_OPTIONS} {}", config.get_options().unwrap_or_default());
-        config.options(options.trim_end());
-        if config.get_connect_timeout().is_none() {
-            config.connect_timeout(limits.wait);
-        }
-        if config.get_tcp_user_timeout().is_none() {
-            config.tcp_user_timeout(limits.statement);
-        }
-        config.keepalives_idle(Duration::from_secs(15)).keepalives_interval(Duration::from_secs(5));
-        config.keepalives_retries(3);
-        if config.get_application_name().is_none() {
-            config.application_name("halo");
-        }
+        let (limits, config, tls) = parse_address(url)?;
         let runtime =
             Builder::new_multi_thread().worker_threads(1).thread_name("halo-postgres").enable_all().build();
         let runtime = runtime.map_err(|e| SqlError::unavailable(e.to_string()))?;
         let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let connections = Pool::builder(Manager::from_config(config.clone(), NoTls, recycling))
+        let connections = Pool::builder(Manager::from_config(config.clone(), tls.clone(), recycling))
             .max_size(limits.connections)
             .runtime(PoolRuntime::Tokio1)
             .wait_timeout(Some(limits.wait))
@@ -214,10 +157,21 @@ impl PostgresPool {
             }))
             .build()
             .map_err(|e| SqlError::unavailable(e.to_string()))?;
-        let locks = Arc::new(Mutex::new(LockSession::default()));
-        // Some signs of life may come late, or not at all.
-        runtime.spawn(send_heartbeats(Arc::clone(&locks), HEARTBEAT.min(limits.lease / 4)));
-        Ok(Self { runtime: Some(runtime), connections, config, limits, locks })
+        let leases = Arc::new(HeldLeases::new(limits.lease));
+        let connect = {
+            let tls = tls.clone();
+            move || {
+                let (config, tls) = (config.clone(), tls.clone());
+                async move {
+                    let (client, connection) = config.connect(tls).await?;
+                    tokio::spawn(connection);
+                    Ok(client)
+                }
+            }
+        };
+        runtime.spawn(renew_leases(Arc::clone(&leases), connect));
+        let statements = Mutex::default();
+        Ok(Self { runtime: Some(runtime), connections, tls, limits, leases, statements })
     }
 
     fn runtime(&self) -> &Runtime {
@@ -239,8 +193,8 @@ impl PostgresPool {
         match tokio::time::timeout(self.limits.statement, work).await {
             Ok(result) => result.map_err(|e| classify_error(&e)),
             Err(_) => {
-                let (cancel, limit) = (cancel.clone(), self.limits.wait);
-                tokio::spawn(async move { tokio::time::timeout(limit, cancel.cancel_query(NoTls)).await });
+                let (cancel, limit, tls) = (cancel.clone(), self.limits.wait, self.tls.clone());
+                tokio::spawn(async move { tokio::time::timeout(limit, cancel.cancel_query(tls)).await });
                 let seconds = self.limits.statement.as_secs();
                 let why = format!(
                     "the PostgreSQL server has not answered for {seconds} s: check that it is running and not overloaded"
@@ -252,7 +206,12 @@ impl PostgresPool {
 
     /// A connection that nobody else uses until it is dropped.
     pub(crate) fn acquire(&self) -> Result<Object, SqlError> {
-        self.block_on(self.connections.get()).map_err(|error| match error {
+        self.block_on(self.connect_within(self.limits.wait))
+    }
+
+    async fn connect_within(&self, limit: Duration) -> Result<Object, SqlError> {
+        let timeouts = Timeouts { wait: Some(limit), create: Some(limit), recycle: Some(limit) };
+        self.connections.timeout_get(&timeouts).await.map_err(|error| match error {
             PoolError::Backend(e) | PoolError::PostCreateHook(HookError::Backend(e)) => connection_error(&e),
             PoolError::Timeout(deadpool_postgres::TimeoutType::Wait) => SqlError::unavailable(format!(
                 "all {} connections to the PostgreSQL server are in use: try again later, or raise connection_limit \
@@ -260,7 +219,7 @@ impl PostgresPool {
                 self.limits.connections
             )),
             PoolError::Timeout(_) => {
-                let seconds = self.limits.wait.as_secs();
+                let seconds = limit.as_secs();
                 let why = format!("the PostgreSQL server cannot be reached: it has not answered for {seconds} s");
                 SqlError::unavailable(why)
             }
@@ -286,124 +245,86 @@ impl PostgresPool {
         self.limits.statement
     }
 
-    /// The generation of the lock session; none while there is no session, and so no lock is held.
-    pub(crate) fn lock_generation(&self) -> Option<u64> {
-        let session = self.locks.lock();
-        session.live_client().map(|_| session.generation)
+    /// How long a statement may take, with the wait for a connection.
+    pub(crate) fn answer_limit(&self) -> Duration {
+        self.limits.wait + self.limits.statement
     }
 
-    /// Takes a lock, and returns the generation of the session that holds it.
-    pub(crate) fn lock(&self, key: u64) -> Result<u64, SqlError> {
-        let started = Instant::now();
-        loop {
-            if let Some(generation) = self.try_lock(key)? {
-                return Ok(generation);
-            }
-            if started.elapsed() > LOCK_TIMEOUT {
-                let why = "another Halo is using it: close that one, or wait until it is done";
-                return Err(SqlError::new(SqlErrorKind::Busy, why));
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
+    /// A statement with the schema before each table. Statements name tables as SQLite does; a search path would be a property
+    /// of a connection, and a pooler gives every transaction another one.
+    pub(crate) fn qualified(&self, sql: &'static str) -> Arc<str> {
+        Arc::clone(self.statements.lock().entry(sql).or_insert_with(|| qualify(sql).into()))
     }
 
-    fn try_lock(&self, key: u64) -> Result<Option<u64>, SqlError> {
-        let mut session = self.locks.lock();
-        let client = self.lock_client(&mut session)?;
-        // A session may take a lock twice, so locks of other stores of this process are compared here.
-        if session.held.contains(&key)
-            || !self.query_lock(&mut session, &client, "SELECT pg_try_advisory_lock($1)", key)?
-        {
-            return Ok(None);
-        }
-        session.held.insert(key);
-        Ok(Some(session.generation))
+    pub(crate) fn lease_length(&self) -> Duration {
+        self.limits.lease
     }
 
-    /// Releases a lock. If this fails, the session is lost, and the lock with it.
-    pub(crate) fn unlock(&self, key: u64, generation: u64) {
-        let mut session = self.locks.lock();
-        if session.generation != generation || !session.held.remove(&key) {
-            return;
-        }
-        if let Some(client) = session.live_client() {
-            let _ = self.query_lock(&mut session, &client, "SELECT pg_advisory_unlock($1)", key);
-        }
+    /// The leases that the stores of this process hold.
+    pub(crate) fn leases(&self) -> &HeldLeases {
+        &self.leases
     }
 
-    /// Whether another store has a lock, of this process or of another.
-    pub(crate) fn is_locked(&self, key: u64) -> Result<bool, SqlError> {
-        let mut session = self.locks.lock();
-        let client = self.lock_client(&mut session)?;
-        if session.held.contains(&key) {
-            return Ok(true);
-        }
-        // The shared lock is released at once: a program that wants the lock meanwhile tries again.
-        let sql = "SELECT CASE WHEN pg_try_advisory_lock_shared($1) THEN NOT pg_advisory_unlock_shared($1) ELSE true END";
-        self.query_lock(&mut session, &client, sql, key)
-    }
-
-    /// Asks the lock session. A session that fails or does not answer is given up: it may hold a lock that nobody knows of.
-    fn query_lock(
+    /// Runs one statement on any connection, within a limit. It runs again if the connection was lost: pooled connections may
+    /// be lost without anybody noticing. The pool has no more than the limit of lost ones.
+    pub(crate) fn query_typed(
         &self,
-        session: &mut MutexGuard<'_, LockSession>,
-        client: &Client,
         sql: &str,
-        key: u64,
-    ) -> Result<bool, SqlError> {
-        self.query_flag(client, sql, key).inspect_err(|_| session.client = None)
-    }
-
-    /// The client of the lock session. A new session holds no locks.
-    fn lock_client(&self, session: &mut MutexGuard<'_, LockSession>) -> Result<Arc<Client>, SqlError> {
-        if let Some(client) = session.live_client() {
-            return Ok(client);
-        }
-        session.client = None;
-        if let Some((_, error)) = session.failed.as_ref().filter(|(at, _)| at.elapsed() < RECONNECT_INTERVAL)
-        {
-            return Err(error.clone());
-        }
-        let started = Instant::now();
-        let client = self.open_lock_session().inspect_err(|error| {
-            session.failed = (started.elapsed() > REFUSAL).then(|| (Instant::now(), error.clone()));
-        })?;
-        session.client = Some(Arc::clone(&client));
-        session.generation += 1;
-        session.held.clear();
-        session.failed = None;
-        Ok(client)
-    }
-
-    fn open_lock_session(&self) -> Result<Arc<Client>, SqlError> {
-        let connected = self.block_on(async {
-            let connect = async {
-                let (client, connection) = self.config.connect(NoTls).await?;
-                tokio::spawn(connection);
-                client.batch_execute(&lock_session_setup(self.limits.lease)).await?;
-                Ok::<_, tokio_postgres::Error>(client)
-            };
-            tokio::time::timeout(self.limits.wait, connect).await
-        });
-        match connected {
-            Ok(client) => client.map(Arc::new).map_err(|e| connection_error(&e)),
-            Err(_) => {
-                let seconds = self.limits.wait.as_secs();
-                let why =
-                    format!("the PostgreSQL server cannot be reached: it has not answered for {seconds} s");
-                Err(SqlError::unavailable(why))
+        arguments: &[(&(dyn ToSql + Sync), Type)],
+        limit: Duration,
+    ) -> Result<Vec<Row>, SqlError> {
+        let query = async {
+            let mut attempts_left = self.connection_limit();
+            loop {
+                let connection = self.connect_within(self.limits.wait.min(limit)).await?;
+                let cancel = connection.cancel_token();
+                let rows = self.within_limit(&cancel, connection.query_typed(sql, arguments)).await;
+                match rows {
+                    Err(error) if error.breaks_connection() => {
+                        Self::discard(connection);
+                        if error.kind != SqlErrorKind::Unavailable || attempts_left == 0 {
+                            return Err(error);
+                        }
+                        attempts_left -= 1;
+                    }
+                    rows => return rows,
+                }
             }
-        }
-    }
-
-    fn query_flag(&self, client: &Client, sql: &str, key: u64) -> Result<bool, SqlError> {
+        };
         self.block_on(async {
-            let row = self
-                .within_limit(&client.cancel_token(), client.query_one(sql, &[&key.cast_signed()]))
-                .await?;
-            row.try_get(0).map_err(|e| classify_error(&e))
+            let timed_out =
+                || SqlError::new(SqlErrorKind::Timeout, "the PostgreSQL server has not answered in time");
+            tokio::time::timeout(limit, query).await.map_err(|_| timed_out())?
         })
     }
+}
+
+/// The limits of the pool, and how its connections are opened.
+fn parse_address(url: &str) -> Result<(PoolLimits, Config, PostgresTls), SqlError> {
+    let (limits, tls, url) = PoolLimits::split_from(url)?;
+    let (ssl_mode, tls) = tls.connector()?;
+    let mut config: Config = url.parse().map_err(|e: tokio_postgres::Error| {
+        let why = format!("the address of the PostgreSQL server cannot be parsed: {}", error_message(&e));
+        SqlError::invalid_input(why)
+    })?;
+    if let Ok(password) = std::env::var("PGPASSWORD")
+        && config.get_password().is_none()
+    {
+        config.password(password);
+    }
+    config.ssl_mode(ssl_mode);
+    if config.get_connect_timeout().is_none() {
+        config.connect_timeout(limits.wait);
+    }
+    if config.get_tcp_user_timeout().is_none() {
+        config.tcp_user_timeout(limits.statement);
+    }
+    config.keepalives_idle(Duration::from_secs(15)).keepalives_interval(Duration::from_secs(5));
+    config.keepalives_retries(3);
+    if config.get_application_name().is_none() {
+        config.application_name("halo");
+    }
+    Ok((limits, config, tls))
 }
 
 impl Drop for PostgresPool {
@@ -416,29 +337,18 @@ impl Drop for PostgresPool {
     }
 }
 
-/// Keeps the lock session alive. A session whose server does not answer is given up, so that the next lock opens another.
-///
-/// A thread that holds the mutex waits for the runtime, whose only worker runs this: waiting for the mutex here would stop both.
-async fn send_heartbeats(locks: Arc<Mutex<LockSession>>, interval: Duration) {
-    loop {
-        tokio::time::sleep(interval).await;
-        // A session that is in use needs no sign of life.
-        let Some(client) = locks.try_lock().and_then(|session| session.live_client()) else { continue };
-        let alive =
-            tokio::time::timeout(interval.max(Duration::from_secs(2)), client.batch_execute("")).await;
-        if matches!(alive, Ok(Ok(()))) {
-            continue;
-        }
-        loop {
-            if let Some(mut session) = locks.try_lock() {
-                if session.client.as_ref().is_some_and(|current| Arc::ptr_eq(current, &client)) {
-                    session.client = None;
-                }
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+/// The text of a parameter of a URL.
+fn decode_percent(value: &str) -> Result<String, SqlError> {
+    let mut bytes = Vec::with_capacity(value.len());
+    let mut rest = value.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let hex = tail.get(..2).filter(|_| *first == b'%').and_then(|hex| str::from_utf8(hex).ok());
+        let escaped = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        bytes.push(escaped.unwrap_or(*first));
+        rest = if escaped.is_some() { &tail[2..] } else { tail };
     }
+    let invalid = |_| SqlError::invalid_input("a parameter of the PostgreSQL address is not UTF-8");
+    String::from_utf8(bytes).map_err(invalid)
 }
 
 fn connection_error(error: &tokio_postgres::Error) -> SqlError {
@@ -468,14 +378,11 @@ pub(crate) fn classify_error(error: &tokio_postgres::Error) -> SqlError {
             SqlErrorKind::Damaged
         }
         Some(code)
-            if [
-                SqlState::LOCK_NOT_AVAILABLE,
-                SqlState::T_R_SERIALIZATION_FAILURE,
-                SqlState::T_R_DEADLOCK_DETECTED,
-                SqlState::QUERY_CANCELED,
-            ]
-            .contains(code) =>
+            if [SqlState::T_R_SERIALIZATION_FAILURE, SqlState::T_R_DEADLOCK_DETECTED].contains(code) =>
         {
+            SqlErrorKind::Serialization
+        }
+        Some(code) if [SqlState::LOCK_NOT_AVAILABLE, SqlState::QUERY_CANCELED].contains(code) => {
             SqlErrorKind::Busy
         }
         Some(code)
@@ -503,20 +410,27 @@ mod tests {
     #[test]
     fn postgres_limits_are_taken_out_of_the_url() {
         let url = "postgres://me@host/db?connection_limit=3&connect_timeout=4&pool_timeout=5&statement_timeout=6&lease_timeout=7";
-        let (limits, rest) = PoolLimits::split_from(url).expect("the parameters are valid");
+        let (limits, tls, rest) = PoolLimits::split_from(url).expect("the parameters are valid");
+        assert_eq!(tls, TlsParameters::default());
         assert_eq!(rest, "postgres://me@host/db?connect_timeout=4");
         let seconds = Duration::from_secs;
         let expected =
             PoolLimits { connections: 3, wait: seconds(5), statement: seconds(6), lease: seconds(7) };
         assert_eq!(limits, expected);
-        let (limits, rest) = PoolLimits::split_from("postgres://host/db?pool_timeout=9").expect("valid");
+        let (limits, _, rest) = PoolLimits::split_from("postgres://host/db?pool_timeout=9").expect("valid");
         assert_eq!((limits.wait, rest.as_str()), (seconds(9), "postgres://host/db"));
+        let url = "postgres://host/db?sslmode=verify-full&sslrootcert=/etc/my%20ca%2epem&application_name=x";
+        let (_, tls, rest) = PoolLimits::split_from(url).expect("valid");
+        let expected =
+            TlsParameters { mode: TlsMode::VerifyFull, root_certificates: Some("/etc/my ca.pem".into()) };
+        assert_eq!((tls, rest.as_str()), (expected, "postgres://host/db?application_name=x"));
         for wrong in [
             "lease_timeout=0",
             "connection_limit=0",
             "pool_timeout=-1",
             "statement_timeout=soon",
             "connection_limit",
+            "sslmode=maybe",
         ] {
             let error = PoolLimits::split_from(&format!("postgres://host/db?{wrong}")).expect_err(wrong);
             assert_eq!(error.kind, SqlErrorKind::InvalidInput);
@@ -527,9 +441,9 @@ mod tests {
     /// keepalives, by the server through the keepalives that the session asks for.
     #[test]
     fn postgres_connections_notice_a_dead_network() {
-        let pool =
-            PostgresPool::new("postgres://me@host/db?statement_timeout=6&pool_timeout=5").expect("valid");
-        let (config, seconds) = (&pool.config, Duration::from_secs);
+        let seconds = Duration::from_secs;
+        let (_, config, _) =
+            parse_address("postgres://me@host/db?statement_timeout=6&pool_timeout=5").expect("valid");
         assert_eq!(config.get_tcp_user_timeout(), Some(&seconds(6)));
         assert_eq!(config.get_connect_timeout(), Some(&seconds(5)));
         assert!(config.get_keepalives());
@@ -537,17 +451,14 @@ mod tests {
             (config.get_keepalives_idle(), config.get_keepalives_interval(), config.get_keepalives_retries()),
             (seconds(15), Some(seconds(5)), Some(3))
         );
-        let options = config.get_options().expect("options");
-        for option in ["tcp_keepalives_idle=15", "tcp_keepalives_interval=5", "tcp_keepalives_count=3"] {
-            assert!(options.contains(option), "{option}: {options}");
+        for setting in ["tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count"] {
+            assert!(SESSION_SETUP.contains(setting), "{setting}");
         }
-        let own = PostgresPool::new(
-            "postgres://me@host/db?tcp_user_timeout=9&options=-c%20tcp_keepalives_idle%3D7",
-        );
-        let own = own.expect("valid");
-        assert_eq!(own.config.get_tcp_user_timeout(), Some(&seconds(9)));
-        assert!(
-            own.config.get_options().is_some_and(|options| options.ends_with("-c tcp_keepalives_idle=7"))
-        );
+        assert_eq!(config.get_options(), None, "a pooler refuses options");
+        let own =
+            parse_address("postgres://me@host/db?tcp_user_timeout=9&options=-c%20tcp_keepalives_idle%3D7");
+        let (_, own, _) = own.expect("valid");
+        assert_eq!(own.get_tcp_user_timeout(), Some(&seconds(9)));
+        assert_eq!(own.get_options(), Some("-c tcp_keepalives_idle=7"));
     }
 }

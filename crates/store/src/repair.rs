@@ -24,7 +24,7 @@ impl Database {
     pub fn repair(&mut self, findings: &[Finding]) -> Result<(Option<String>, Vec<String>), Error> {
         let operation = "repairing the store";
         for name in findings.iter().filter_map(|f| f.conversation.as_deref()) {
-            self.lock_conversation(name).map_err(|e| e.with_context(operation))?;
+            self.take_lease(name).map_err(|e| e.with_context(operation))?;
             self.drop_open_state(name);
         }
         let needs = |action| findings.iter().any(|f| f.action == action);
@@ -44,10 +44,11 @@ impl Database {
             findings.iter().map(|f| (f.conversation.as_deref(), f.action)).collect();
         let mut done = Vec::new();
         for (name, action) in actions {
-            let repaired = self.in_transaction(Some(Durability::Immediate), |sql| match name {
-                Some(name) => repair_conversation(sql, name, action),
-                None => repair_store(sql, action).map(Some),
-            });
+            let repaired = match name {
+                Some(name) => self.write_once(&[name], |sql| repair_conversation(sql, name, action)),
+                None => self
+                    .in_transaction(Some(Durability::Immediate), |sql| repair_store(sql, action).map(Some)),
+            };
             done.extend(repaired.map_err(|e| e.with_context(operation))?);
         }
         Ok((Some(backup), done))

@@ -27,7 +27,7 @@ impl Database {
             return Err(SqlError::invalid_input("a PostgreSQL server repairs its own files"));
         };
         let new_path = unused_sibling_path(&path, "repaired");
-        self.sql.unlock_all();
+        self.sql.release_all_leases();
         let _lock = lock_exclusive(&path)?;
         let recovered = self.copy_readable_to(&new_path).and_then(|done| {
             self.sql.close();

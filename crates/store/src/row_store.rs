@@ -4,7 +4,7 @@
 use crate::database::Database;
 use crate::names::{self, namespace_of, stored_name};
 use crate::rows;
-use crate::sql::SqlValue;
+use crate::sql::{SqlError, SqlValue};
 use halo_core::Error;
 use halo_core::row_store::{NamespaceSummary, Row, RowKind, RowStore};
 use halo_core::store::Durability;
@@ -28,12 +28,12 @@ impl RowStore for Database {
     }
 
     fn lease_namespace(&mut self, namespace: &str) -> Result<(), Error> {
-        self.lock_conversation(&stored_name(namespace))
+        self.take_lease(&stored_name(namespace))
             .map_err(|e| e.with_context(format!("leasing '{}'", stored_name(namespace))))
     }
 
     fn is_namespace_leased(&mut self, namespace: &str) -> Result<bool, Error> {
-        self.is_locked_elsewhere(&stored_name(namespace))
+        self.is_leased_elsewhere(&stored_name(namespace))
             .map_err(|e| e.with_context(format!("reading the lease of '{}'", stored_name(namespace))))
     }
 
@@ -77,7 +77,7 @@ impl RowStore for Database {
         let name = stored_name(namespace);
         // The namespace is created in the same transaction: it never exists without its rows.
         let written = names::check_name(&name).and_then(|()| {
-            self.write(Durability::Immediate, |sql| {
+            self.write(&[&name], Durability::Immediate, |sql| {
                 let at = rows::now_ms();
                 let id = match rows::find_conversation_id(sql, &name)? {
                     Some(id) => id,
@@ -92,6 +92,18 @@ impl RowStore for Database {
             })
         });
         written.map_err(|e| e.with_context(format!("writing '{name}'")))
+    }
+
+    fn post_row(&mut self, namespace: &str, row: &Row) -> Result<(), Error> {
+        let name = stored_name(namespace);
+        let posted = names::check_record_text(&row.key, Some(&row.value)).and_then(|()| {
+            self.in_transaction(Some(Durability::Immediate), |sql| {
+                let id = rows::find_conversation_id(sql, &name)?
+                    .ok_or_else(|| SqlError::not_found("there is no world of that name"))?;
+                rows::insert_record(sql, id, row.kind.name(), &row.key, &row.value, rows::now_ms())
+            })
+        });
+        posted.map_err(|e| e.with_context(format!("writing to '{name}'")))
     }
 
     fn delete_namespace(&mut self, namespace: &str) -> Result<(), Error> {

@@ -4,7 +4,7 @@
 use crate::rows;
 use crate::sql::{SqlConnection, SqlError};
 
-pub(crate) const NEWEST_VERSION: i64 = 4;
+pub(crate) const NEWEST_VERSION: i64 = 5;
 
 /// The statements that lead from each version of an SQLite schema to the next.
 pub(crate) const SQLITE_MIGRATIONS: [&str; NEWEST_VERSION as usize] = [
@@ -12,6 +12,7 @@ pub(crate) const SQLITE_MIGRATIONS: [&str; NEWEST_VERSION as usize] = [
     include_str!("../schema/sqlite-2.sql"),
     include_str!("../schema/sqlite-3.sql"),
     include_str!("../schema/sqlite-4.sql"),
+    include_str!("../schema/sqlite-5.sql"),
 ];
 
 /// The statements that lead from each version of a PostgreSQL schema to the next.
@@ -20,6 +21,7 @@ pub(crate) const POSTGRES_MIGRATIONS: [&str; NEWEST_VERSION as usize] = [
     include_str!("../schema/postgres-2.sql"),
     include_str!("../schema/postgres-3.sql"),
     include_str!("../schema/postgres-4.sql"),
+    include_str!("../schema/postgres-5.sql"),
 ];
 
 /// Fills what SQL alone cannot, after the statements have run on a database of an older version.

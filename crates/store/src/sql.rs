@@ -4,7 +4,7 @@
 //! Statements number their parameters `$1`, `$2`, … in the order in which they first appear. SQLite counts them in that
 //! order and PostgreSQL reads the numbers, so both take the same text.
 
-use halo_core::store::Durability;
+use halo_core::store::{Durability, LeaseLost};
 use halo_core::{Error, ErrorKind};
 
 /// A value in a row, or a parameter of a statement.
@@ -60,6 +60,11 @@ fn wrong_type(column: usize, value: Option<&SqlValue<'_>>) -> SqlError {
 pub enum SqlErrorKind {
     /// Another connection is writing.
     Busy,
+    /// Another process has taken over the lease: nothing was written.
+    LeaseLost,
+    /// The transaction cannot be ordered with another one that ran at the same time, and was rolled back: it may succeed when
+    /// it runs again.
+    Serialization,
     /// The disk has no space left.
     DiskFull,
     /// The database may be read but not written.
@@ -109,12 +114,29 @@ impl SqlError {
         Self::new(SqlErrorKind::Conflict, message)
     }
 
+    /// Another process has the lease.
+    pub(crate) fn leased(holder: &str) -> Self {
+        let why = format!("another Halo{holder} is using it: close that one, or wait until it is done");
+        Self::new(SqlErrorKind::Busy, why)
+    }
+
+    pub(crate) fn lease_lost() -> Self {
+        let why = "another Halo has taken it over while this one did not answer; nothing was written: open it again";
+        Self::new(SqlErrorKind::LeaseLost, why)
+    }
+
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         Self::new(SqlErrorKind::Unavailable, message)
     }
 
     pub(crate) fn invalid_input(message: impl Into<String>) -> Self {
         Self::new(SqlErrorKind::InvalidInput, message)
+    }
+
+    /// Whether the connection on which it occurred cannot be used again: after a timeout, the answer to one statement could be
+    /// taken for that to the next one.
+    pub(crate) fn breaks_connection(&self) -> bool {
+        [SqlErrorKind::Unavailable, SqlErrorKind::Timeout].contains(&self.kind)
     }
 
     /// The error that callers of the store get. `operation` is a gerund: "opening the store".
@@ -124,7 +146,7 @@ impl SqlError {
             _ => "",
         };
         let kind = match self.kind {
-            SqlErrorKind::Busy => ErrorKind::Busy,
+            SqlErrorKind::Busy | SqlErrorKind::LeaseLost | SqlErrorKind::Serialization => ErrorKind::Busy,
             SqlErrorKind::Damaged => ErrorKind::Damaged,
             SqlErrorKind::NotFound => ErrorKind::NotFound,
             SqlErrorKind::Conflict => ErrorKind::Conflict,
@@ -137,7 +159,12 @@ impl SqlError {
             | SqlErrorKind::Timeout => ErrorKind::Unavailable,
             SqlErrorKind::Other => ErrorKind::Internal,
         };
-        Error::new(kind, operation, format!("{}{advice}", self.message)).with_source(self)
+        let error = Error::new(kind, operation, format!("{}{advice}", self.message));
+        if self.kind == SqlErrorKind::LeaseLost {
+            error.with_source(LeaseLost)
+        } else {
+            error.with_source(self)
+        }
     }
 }
 
@@ -157,8 +184,9 @@ pub(crate) trait SqlConnection {
         each: &mut dyn FnMut(SqlRow<'_>) -> Result<(), SqlError>,
     ) -> Result<(), SqlError>;
 
-    /// Begins a transaction that writes, or with `None` one that reads a single snapshot.
-    fn begin(&mut self, writes: Option<Durability>) -> Result<(), SqlError>;
+    /// Begins a transaction that writes, or with `None` one that reads a single snapshot. One that writes under leases fails
+    /// with [`SqlErrorKind::LeaseLost`] if another process has taken over one of them; until it ends, none can be taken over.
+    fn begin(&mut self, writes: Option<Durability>, leases: &[u64]) -> Result<(), SqlError>;
 
     /// Commits the transaction. With [`Durability::Immediate`] its writes are synced when this returns.
     fn commit(&mut self) -> Result<(), SqlError>;
@@ -168,18 +196,23 @@ pub(crate) trait SqlConnection {
     /// Whether a lost connection is replaced by the next [`begin`](Self::begin).
     fn reconnects(&self) -> bool;
 
-    /// Takes the write lock with this key until it is released or the connection is closed. Fails if another connection
-    /// does not release it in time.
-    fn lock(&mut self, key: u64) -> Result<(), SqlError>;
+    /// Whether the last transaction was committed: after its connection was lost during the commit. Only for transactions
+    /// that write under leases.
+    fn was_committed(&mut self) -> Result<bool, SqlError>;
 
-    /// Whether another connection has the lock with this key.
-    fn is_locked_elsewhere(&mut self, key: u64) -> Result<bool, SqlError>;
+    /// Takes the lease with this key until it is released or the connection is closed. Fails if another connection does not
+    /// release it in time. A lease that was lost is taken again.
+    fn take_lease(&mut self, key: u64) -> Result<(), SqlError>;
 
-    /// The process that has the lock with this key; 0 where its number is unknown.
-    fn lock_holder(&mut self, key: u64) -> Result<u32, SqlError> {
-        let _ = key;
-        Ok(0)
-    }
+    /// Makes sure that this process may write what a lease protects. Returns true if the lease was taken for that, and is to
+    /// be released after the write.
+    fn ensure_lease(&mut self, key: u64) -> Result<bool, SqlError>;
+
+    /// Whether another connection has the lease with this key.
+    fn is_leased_elsewhere(&mut self, key: u64) -> Result<bool, SqlError>;
+
+    /// The process that has the lease with this key; 0 where its number is unknown.
+    fn lease_holder(&mut self, key: u64) -> Result<u32, SqlError>;
 
     /// Whether all tables of this version's schema exist.
     fn has_current_schema(&mut self) -> Result<bool, SqlError>;
@@ -199,12 +232,12 @@ pub(crate) trait SqlConnection {
     /// Closes the file; every later query fails.
     fn close(&mut self);
 
-    /// Keeps repairs from replacing the database while this connection is open, whether or not it holds a lock.
+    /// Keeps repairs from replacing the database while this connection is open, whether or not it holds a lease.
     fn keep_in_use(&mut self) -> Result<(), SqlError>;
 
-    fn unlock_all(&mut self);
+    fn release_all_leases(&mut self);
 
-    fn unlock(&mut self, key: u64);
+    fn release_lease(&mut self, key: u64);
 
     fn size_on_disk(&mut self) -> Result<u64, SqlError>;
 }

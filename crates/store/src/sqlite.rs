@@ -1,10 +1,13 @@
 //! SQLite in a file with a write-ahead log (WAL). Readers never wait; a durable commit is one sync.
 //!
 //! Beside the database is a folder with a lock file for each conversation that is being written: two programs may share
-//! a database, but not a conversation.
+//! a database, but not a conversation. The system releases the lock of a process that has ended, so nobody waits for a lease
+//! to expire. Each write checks the epoch of the lease as well: some network file systems lose locks.
 
 use crate::file_swap::finish_interrupted_replacement;
-use crate::files::{create_private, io_error, open_lock_file, remove_database_files, unused_sibling_path};
+use crate::files::{
+    create_private, io_error, lock_file_path, open_lock_file, remove_database_files, unused_sibling_path,
+};
 use crate::schema::{self, NEWEST_VERSION, SQLITE_MIGRATIONS};
 use crate::sql::{SqlConnection, SqlError, SqlErrorKind, SqlRow, SqlValue};
 use halo_core::store::Durability;
@@ -30,13 +33,31 @@ pub(crate) struct Sqlite {
     path: PathBuf,
     /// Whether commits are synced now; unknown before the first one.
     synchronous_full: Option<bool>,
-    locks: BTreeMap<u64, File>,
+    leases: BTreeMap<u64, FileLease>,
+    /// Epochs that the transaction that runs has raised; valid if it is committed.
+    raised: Vec<(u64, i64)>,
     /// Whether other programs can open the file, so that conversations need locks.
     shared: bool,
-    /// Held while any conversation is locked, so that a repair cannot replace the file.
+    /// Held while any conversation is leased, so that a repair cannot replace the file.
     in_use_lock: Option<File>,
     /// Whether that lock is held without a conversation, too.
     keeps_in_use_lock: bool,
+}
+
+/// A lease that this connection has.
+struct FileLease {
+    /// Locked while it is held; none where no other program can open the database.
+    lock_file: Option<File>,
+    epoch: LeaseEpoch,
+}
+
+#[derive(Clone, Copy)]
+enum LeaseEpoch {
+    /// The first write raises it, in its own transaction: opening a conversation writes nothing.
+    Unwritten,
+    Known(i64),
+    /// Another process has raised it.
+    Lost,
 }
 
 /// What a database is opened for.
@@ -77,7 +98,8 @@ impl Sqlite {
             connection,
             path: path.to_owned(),
             synchronous_full: None,
-            locks: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            raised: Vec::new(),
             shared,
             in_use_lock: None,
             keeps_in_use_lock: false,
@@ -94,7 +116,7 @@ impl Sqlite {
 
     fn migrate(&mut self, mode: OpenMode) -> Result<(), SqlError> {
         // Another program may be creating the schema: one transaction reads a consistent state.
-        self.begin(None)?;
+        self.begin(None, &[])?;
         let header = (|| {
             let version = self.query_integer("PRAGMA user_version")?;
             let application = self.query_integer("PRAGMA application_id")?;
@@ -128,7 +150,7 @@ impl Sqlite {
         if version == NEWEST_VERSION {
             return Ok(());
         }
-        self.begin(Some(Durability::Immediate))?;
+        self.begin(Some(Durability::Immediate), &[])?;
         match self.run_migrations() {
             Ok(()) => self.commit(),
             Err(error) => {
@@ -170,6 +192,46 @@ impl Sqlite {
             let why = "the store is being repaired: wait until the repair is done";
             file.try_lock_shared().map_err(|_| SqlError::new(SqlErrorKind::Busy, why))?;
             self.in_use_lock = Some(file);
+        }
+        Ok(())
+    }
+
+    fn stored_epoch(&mut self, key: u64) -> Result<Option<i64>, SqlError> {
+        let (key, mut epoch) = (SqlValue::Int(key.cast_signed()), None);
+        self.query("SELECT epoch FROM lease WHERE key = $1", &[key], &mut |row| {
+            epoch = Some(row.int(0)?);
+            Ok(())
+        })?;
+        Ok(epoch)
+    }
+
+    /// Checks that the epochs of the leases are still those that this connection has taken, within a transaction that writes.
+    fn check_epochs(&mut self, keys: &[u64]) -> Result<(), SqlError> {
+        for &key in keys {
+            match self.leases.get(&key).map(|lease| lease.epoch) {
+                // Another connection of this process has it: `ensure_lease` has checked that.
+                None => {}
+                Some(LeaseEpoch::Lost) => return Err(SqlError::lease_lost()),
+                Some(LeaseEpoch::Known(epoch)) => {
+                    if self.stored_epoch(key)? != Some(epoch) {
+                        self.leases.entry(key).and_modify(|lease| lease.epoch = LeaseEpoch::Lost);
+                        return Err(SqlError::lease_lost());
+                    }
+                }
+                Some(LeaseEpoch::Unwritten) => {
+                    let raise = "INSERT INTO lease (key, owner, epoch, until, written) VALUES ($1, $2, 1, 0, 0) \
+                                 ON CONFLICT (key) DO UPDATE SET owner = excluded.owner, epoch = lease.epoch + 1 \
+                                 RETURNING epoch";
+                    let owner = format!("process {}", std::process::id());
+                    let arguments = [SqlValue::Int(key.cast_signed()), SqlValue::Text(&owner)];
+                    let mut raised = None;
+                    self.query(raise, &arguments, &mut |row| {
+                        raised = Some(row.int(0)?);
+                        Ok(())
+                    })?;
+                    self.raised.extend(raised.map(|epoch| (key, epoch)));
+                }
+            }
         }
         Ok(())
     }
@@ -228,7 +290,7 @@ impl SqlConnection for Sqlite {
         Ok(())
     }
 
-    fn begin(&mut self, writes: Option<Durability>) -> Result<(), SqlError> {
+    fn begin(&mut self, writes: Option<Durability>, leases: &[u64]) -> Result<(), SqlError> {
         let sql = match writes {
             None => "BEGIN",
             Some(durability) => {
@@ -240,14 +302,21 @@ impl SqlConnection for Sqlite {
                 "BEGIN IMMEDIATE"
             }
         };
-        self.execute(sql, &[]).map(drop)
+        self.execute(sql, &[])?;
+        // Nobody else writes until this transaction ends.
+        self.check_epochs(leases).inspect_err(|_| self.rollback())
     }
 
     fn commit(&mut self) -> Result<(), SqlError> {
-        self.execute("COMMIT", &[]).map(drop)
+        self.execute("COMMIT", &[])?;
+        for (key, epoch) in self.raised.drain(..) {
+            self.leases.entry(key).and_modify(|lease| lease.epoch = LeaseEpoch::Known(epoch));
+        }
+        Ok(())
     }
 
     fn rollback(&mut self) {
+        self.raised.clear();
         // After some errors SQLite has rolled back already, and this statement fails.
         let _ = self.execute("ROLLBACK", &[]);
     }
@@ -256,12 +325,28 @@ impl SqlConnection for Sqlite {
         false
     }
 
-    fn lock(&mut self, key: u64) -> Result<(), SqlError> {
-        if !self.shared || self.locks.contains_key(&key) {
-            return Ok(());
+    fn was_committed(&mut self) -> Result<bool, SqlError> {
+        // There is no connection that can be lost.
+        Ok(false)
+    }
+
+    fn take_lease(&mut self, key: u64) -> Result<(), SqlError> {
+        let is_held = match self.leases.get(&key).map(|lease| lease.epoch) {
+            None | Some(LeaseEpoch::Lost) => false,
+            Some(LeaseEpoch::Unwritten) => true,
+            Some(LeaseEpoch::Known(epoch)) => self.stored_epoch(key)? == Some(epoch),
+        };
+        match is_held {
+            true => return Ok(()),
+            false if !self.shared => {
+                self.leases.insert(key, FileLease { lock_file: None, epoch: LeaseEpoch::Unwritten });
+                return Ok(());
+            }
+            // The lock of a lease that was lost keeps nobody out: it is taken from the start.
+            false => {}
         }
         self.take_in_use_lock()?;
-        let mut file = open_lock_file(&self.path, &format!("{key:016x}"))?;
+        let mut file = open_lock_file(&self.path, &lock_file_name(key))?;
         let started = Instant::now();
         loop {
             match file.try_lock() {
@@ -276,24 +361,43 @@ impl SqlConnection for Sqlite {
         // The process id is only shown in the error of another program: a failure to write it does no harm.
         let _ = file.set_len(0).and_then(|()| file.rewind());
         let _ = write!(file, "{}", std::process::id());
-        self.locks.insert(key, file);
+        self.leases.insert(key, FileLease { lock_file: Some(file), epoch: LeaseEpoch::Unwritten });
         Ok(())
     }
 
-    fn is_locked_elsewhere(&mut self, key: u64) -> Result<bool, SqlError> {
-        if !self.shared || self.locks.contains_key(&key) {
+    fn ensure_lease(&mut self, key: u64) -> Result<bool, SqlError> {
+        // A lease that is free need not be taken: the transaction keeps all others out.
+        if self.leases.contains_key(&key) || !lock_file_path(&self.path, &lock_file_name(key)).exists() {
+            return Ok(false);
+        }
+        let started = Instant::now();
+        while self.is_leased_elsewhere(key)? {
+            let process = self.lease_holder(key)?;
+            if process == std::process::id() {
+                return Ok(false);
+            }
+            if started.elapsed() > LOCK_TIMEOUT {
+                return Err(SqlError::leased(&format!(" (process {process})")));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(false)
+    }
+
+    fn is_leased_elsewhere(&mut self, key: u64) -> Result<bool, SqlError> {
+        if !self.shared || self.leases.contains_key(&key) {
             return Ok(false);
         }
         // The shared lock is released with the file, at once: a program that wants the lock meanwhile tries again.
-        match open_lock_file(&self.path, &format!("{key:016x}"))?.try_lock_shared() {
+        match open_lock_file(&self.path, &lock_file_name(key))?.try_lock_shared() {
             Ok(()) => Ok(false),
             Err(TryLockError::WouldBlock) => Ok(true),
             Err(TryLockError::Error(error)) => Err(io_error(&error, &self.path)),
         }
     }
 
-    fn lock_holder(&mut self, key: u64) -> Result<u32, SqlError> {
-        Ok(read_process_id(&mut open_lock_file(&self.path, &format!("{key:016x}"))?).unwrap_or(0))
+    fn lease_holder(&mut self, key: u64) -> Result<u32, SqlError> {
+        Ok(read_process_id(&mut open_lock_file(&self.path, &lock_file_name(key))?).unwrap_or(0))
     }
 
     fn has_current_schema(&mut self) -> Result<bool, SqlError> {
@@ -344,14 +448,14 @@ impl SqlConnection for Sqlite {
         if self.shared { self.take_in_use_lock() } else { Ok(()) }
     }
 
-    fn unlock_all(&mut self) {
+    fn release_all_leases(&mut self) {
         (self.in_use_lock, self.keeps_in_use_lock) = (None, false);
-        self.locks.clear();
+        self.leases.clear();
     }
 
-    fn unlock(&mut self, key: u64) {
-        self.locks.remove(&key);
-        if self.locks.is_empty() && !self.keeps_in_use_lock {
+    fn release_lease(&mut self, key: u64) {
+        self.leases.remove(&key);
+        if self.leases.values().all(|lease| lease.lock_file.is_none()) && !self.keeps_in_use_lock {
             self.in_use_lock = None;
         }
     }
@@ -375,7 +479,7 @@ impl SqlConnection for Sqlite {
     }
 
     fn close(&mut self) {
-        self.unlock_all();
+        self.release_all_leases();
         // A connection cannot be closed through a reference; an empty database in memory replaces it.
         if let Ok(empty) = Connection::open_in_memory() {
             self.connection = empty;
@@ -426,6 +530,10 @@ fn open_immutable(path: &Path, flags: OpenFlags) -> rusqlite::Result<Connection>
     Connection::open_with_flags(uri, flags | OpenFlags::SQLITE_OPEN_URI)
 }
 
+fn lock_file_name(key: u64) -> String {
+    format!("{key:016x}")
+}
+
 /// The process that has written its number into a lock file.
 fn read_process_id(lock_file: &mut File) -> Option<u32> {
     let mut pid = String::new();
@@ -434,9 +542,7 @@ fn read_process_id(lock_file: &mut File) -> Option<u32> {
 }
 
 fn locked_by_another(lock_file: &mut File) -> SqlError {
-    let process = read_process_id(lock_file).map_or(String::new(), |pid| format!(" (process {pid})"));
-    let why = format!("another Halo{process} is using it: close that one, or wait until it is done");
-    SqlError::new(SqlErrorKind::Busy, why)
+    SqlError::leased(&read_process_id(lock_file).map_or(String::new(), |pid| format!(" (process {pid})")))
 }
 
 /// The kind of an SQLite error, and what to do about it.

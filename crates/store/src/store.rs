@@ -1,7 +1,7 @@
 //! [`Store`] on a [`Database`]: each method finds the conversation, reads or writes rows, and names the operation in its
 //! errors.
 
-use crate::database::Database;
+use crate::database::{Database, find_or_create_id};
 use crate::message_keys;
 use crate::names;
 use crate::rows::{self, row_key};
@@ -167,13 +167,12 @@ impl Store for Database {
         key: &str,
         value: Option<&str>,
     ) -> Result<(), Error> {
-        let written = names::check_record_text(key, value)
-            .and_then(|()| self.find_or_create_id(conversation))
-            .and_then(|id| {
-                self.write(Durability::Immediate, |sql| {
-                    rows::put_record(sql, id, kind.name(), key, value, rows::now_ms())
-                })
-            });
+        let written = names::check_record_text(key, value).and_then(|()| {
+            self.write(&[conversation], Durability::Immediate, |sql| {
+                let id = find_or_create_id(sql, conversation)?;
+                rows::put_record(sql, id, kind.name(), key, value, rows::now_ms())
+            })
+        });
         written.map_err(|e| e.with_context(format!("saving a {} of '{conversation}'", kind.name())))
     }
 
@@ -196,18 +195,18 @@ impl Store for Database {
         embedder: &str,
         embeddings: &[Embedding],
     ) -> Result<(), Error> {
-        let written = self.find_or_create_id(conversation).and_then(|id| {
-            self.write(Durability::Immediate, |sql| {
-                embeddings.iter().try_for_each(|e| rows::put_embedding(sql, id, embedder, e, rows::now_ms()))
-            })
+        let written = self.write(&[conversation], Durability::Immediate, |sql| {
+            let id = find_or_create_id(sql, conversation)?;
+            embeddings.iter().try_for_each(|e| rows::put_embedding(sql, id, embedder, e, rows::now_ms()))
         });
         written.map_err(|e| e.with_context(format!("saving embeddings of '{conversation}'")))
     }
 
     fn set_model(&mut self, conversation: &str, model: &str) -> Result<(), Error> {
-        let written = self
-            .find_or_create_id(conversation)
-            .and_then(|id| self.write(Durability::Immediate, |sql| rows::set_model(sql, id, model)));
+        let written = self.write(&[conversation], Durability::Immediate, |sql| {
+            let id = find_or_create_id(sql, conversation)?;
+            rows::set_model(sql, id, model)
+        });
         written.map_err(|e| e.with_context(format!("saving the model of '{conversation}'")))
     }
 
@@ -248,9 +247,10 @@ impl Store for Database {
     }
 
     fn put_message_keys(&mut self, conversation: &str, keys: &[MessageKey]) -> Result<(), Error> {
-        let written = self
-            .find_or_create_id(conversation)
-            .and_then(|id| self.write(Durability::Deferred, |sql| message_keys::put_keys(sql, id, keys)));
+        let written = self.write(&[conversation], Durability::Deferred, |sql| {
+            let id = find_or_create_id(sql, conversation)?;
+            message_keys::put_keys(sql, id, keys)
+        });
         written.map_err(|e| e.with_context(format!("saving the message keys of '{conversation}'")))
     }
 
@@ -260,15 +260,15 @@ impl Store for Database {
     }
 
     fn release_lease(&mut self, conversation: &str) {
-        self.unlock_conversation(conversation);
+        self.drop_lease(conversation);
     }
 
     fn lease_holder(&mut self, conversation: &str) -> Result<Option<u32>, Error> {
-        self.lock_holder(conversation).map_err(|e| e.with_context(format!("opening '{conversation}'")))
+        self.holder_elsewhere(conversation).map_err(|e| e.with_context(format!("opening '{conversation}'")))
     }
 
     fn reacquire_lease(&mut self, conversation: &str, revision: u64) -> Result<bool, Error> {
-        self.relock_if_unchanged(conversation, revision)
+        self.take_lease_if_unchanged(conversation, revision)
             .map_err(|e| e.with_context(format!("opening '{conversation}'")))
     }
 }

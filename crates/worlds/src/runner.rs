@@ -260,10 +260,18 @@ impl WorldRunner {
         result.map(|()| changes).map_err(|error| error.in_operation("executing the command"))
     }
 
+    /// A world that another process has taken over is not run any further: its state here is old. It must be opened again.
+    fn end_if_lease_lost<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
+        if result.as_ref().is_err_and(Error::is_lease_lost) {
+            self.stop();
+        }
+        result
+    }
+
     /// Saves all changes and returns them.
     fn save_changes(&self, store: &mut WorldStore) -> Result<WorldChanges, Error> {
         let changes = store.world.unsaved_changes().clone();
-        store.save()?;
+        self.end_if_lease_lost(store.save())?;
         self.prerender_messages(store, &changes);
         Ok(changes)
     }
@@ -459,7 +467,7 @@ impl WorldRunner {
 
     fn apply_pending_at(&self, now: Millis) -> Result<Option<WorldChanges>, Error> {
         let mut store = self.store();
-        let (mut changes, refused) = store.apply_posted_commands(now)?;
+        let (mut changes, refused) = self.end_if_lease_lost(store.apply_posted_commands(now))?;
         self.prerender_messages(&store, &changes);
         self.refusals.lock().extend(refused);
         if !store.world.deliver_due_drafts(now).is_empty() {

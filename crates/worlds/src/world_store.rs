@@ -441,7 +441,7 @@ pub fn post_command(
     let clock = std::time::SystemTime::now();
     let unique = xxhash_rust::xxh3::xxh3_64(format!("{command:?}{clock:?}").as_bytes());
     let key = format!("{now:014}{:06}", unique % 1_000_000);
-    store.put_rows(name, &[to_row(COMMAND_KIND, key, command)?], &[])
+    store.post_row(name, &to_row(COMMAND_KIND, key, command)?)
 }
 
 /// Loads a world with the last `messages` messages of each room.

@@ -126,22 +126,6 @@ pub(crate) fn last_log_seq(sql: &mut dyn SqlConnection, id: i64) -> Result<u64, 
     Ok(last)
 }
 
-/// Whether the log ends with this change, as entry `seq`.
-pub(crate) fn log_ends_with(
-    sql: &mut dyn SqlConnection,
-    id: i64,
-    seq: i64,
-    change: &Change,
-) -> Result<bool, SqlError> {
-    let mut last = None;
-    let select = "SELECT key, at, sum, change FROM log WHERE key BETWEEN $1 AND $2 ORDER BY key DESC LIMIT 1";
-    sql.query(select, &row_key_range(id), &mut |row| {
-        last = Some(read_log_entry(&row)?);
-        Ok(())
-    })?;
-    Ok(last.is_some_and(|last| last.seq == seq.cast_unsigned() && last.change == *change))
-}
-
 pub(crate) fn insert_log_entry(
     sql: &mut dyn SqlConnection,
     key: i64,

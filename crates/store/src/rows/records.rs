@@ -26,6 +26,22 @@ pub(crate) fn put_record(
     sql.execute(upsert, &[id, kind, key, SqlValue::Text(value), checksum, SqlValue::Int(at)]).map(drop)
 }
 
+/// Writes a record unless there is one with the key.
+pub(crate) fn insert_record(
+    sql: &mut dyn SqlConnection,
+    id: i64,
+    kind: &str,
+    key: &str,
+    value: &str,
+    at: i64,
+) -> Result<(), SqlError> {
+    let insert = "INSERT INTO record (conversation, kind, key, value, sum, at) VALUES ($1, $2, $3, $4, $5, $6) \
+                  ON CONFLICT (conversation, kind, key) DO NOTHING";
+    let (id, at, checksum) = (SqlValue::Int(id), SqlValue::Int(at), checksum_value(value.as_bytes()));
+    let cells = [id, SqlValue::Text(kind), SqlValue::Text(key), SqlValue::Text(value), checksum, at];
+    sql.execute(insert, &cells).map(drop)
+}
+
 /// Reads a record from the columns key, value, sum, at.
 pub(crate) fn read_record(row: &SqlRow<'_>, kind: &str) -> Result<Record, SqlError> {
     let (key, value) = (row.text(0)?.to_owned(), row.text(1)?.to_owned());

@@ -57,6 +57,12 @@ test_on_every_database!(
     message_keys_find_conversations,
     transaction_commits_all_changes_or_none,
     lease_release_lets_another_writer_take_over,
+    lease_that_was_lost_refuses_every_write,
+    lease_that_was_lost_is_taken_again_by_opening,
+    lease_epoch_rises_with_every_owner,
+    lease_race_has_one_winner,
+    lease_of_a_world_refuses_a_stale_owner,
+    lease_of_another_process_refuses_writes_without_one,
 );
 
 fn chunk_id(name: &str) -> ChunkId {
@@ -498,7 +504,7 @@ fn commit_rejects_writer_that_missed_a_log_entry(database: &TestDatabase) {
 }
 
 /// Runs SQL on the database, bypassing the store.
-fn execute_sql_directly(database: &TestDatabase, sql: &str) {
+pub fn execute_sql_directly(database: &TestDatabase, sql: &str) {
     match &database.location {
         StoreLocation::Sqlite(path) => {
             rusqlite::Connection::open(path)
@@ -628,7 +634,8 @@ fn migration_fills_turns_of_old_log_entries(database: &TestDatabase) {
         StoreLocation::Sqlite(_) => "PRAGMA user_version = 3",
         StoreLocation::Postgres(_) => "UPDATE version SET version = 3",
     };
-    let to_version_3 = format!("DROP INDEX log_turn; ALTER TABLE log DROP COLUMN turn; {set_version}");
+    let to_version_3 =
+        format!("DROP TABLE lease; DROP INDEX log_turn; ALTER TABLE log DROP COLUMN turn; {set_version}");
     execute_sql_directly(database, &to_version_3);
     let mut store = database.open();
     for (seed, times) in times.iter().enumerate() {
@@ -1361,4 +1368,269 @@ fn lease_release_lets_another_writer_take_over(database: &TestDatabase) {
     first
         .transact("c", &mut timeline, &history.changes[3], Durability::Immediate)
         .expect("the conversation can continue");
+}
+
+/// All rows of all tables, without the ends of leases: their owners renew them.
+fn dump_tables(database: &TestDatabase) -> Vec<String> {
+    const TABLES: [(&str, &str); 9] = [
+        ("conversation", "*"),
+        ("chunk", "*"),
+        ("block", "*"),
+        ("log", "*"),
+        ("mention", "*"),
+        ("record", "*"),
+        ("embedding", "*"),
+        ("message", "*"),
+        ("lease", "key, owner, epoch, written"),
+    ];
+    let mut lines = Vec::new();
+    for (table, columns) in TABLES {
+        match &database.location {
+            StoreLocation::Sqlite(path) => {
+                let connection = rusqlite::Connection::open(path).expect("the file opens");
+                let select = format!("SELECT {columns} FROM {table}");
+                let mut statement = connection.prepare(&select).expect("the table exists");
+                let count = statement.column_count();
+                let mut rows = statement.query([]).expect("the table is read");
+                while let Some(row) = rows.next().expect("a row") {
+                    let cells: Vec<rusqlite::types::Value> =
+                        (0..count).map(|column| row.get(column).expect("a cell")).collect();
+                    lines.push(format!("{table} {cells:?}"));
+                }
+            }
+            StoreLocation::Postgres(_) => {
+                let select = format!("SELECT r::text FROM (SELECT {columns} FROM halo.{table}) r");
+                let rows = crate::common::postgres_server::query_texts(&database.url, &select);
+                lines.extend(rows.into_iter().map(|row| format!("{table} {row}")));
+            }
+        }
+    }
+    lines.sort();
+    lines
+}
+
+/// Another store takes over a conversation whose owner does not answer.
+fn take_over(database: &TestDatabase, name: &str) -> (Database, Timeline) {
+    let mut other = database.open_elsewhere();
+    // The owner may renew its lease just between these two.
+    for _ in 0..5 {
+        database.end_lease(name);
+        if let Ok(timeline) = other.load(name, Access::Write) {
+            return (other, timeline);
+        }
+    }
+    panic!("the lease has ended, but cannot be taken");
+}
+
+/// An owner that was paused for longer than its lease changes no row, whatever it writes, and is told why.
+fn lease_that_was_lost_refuses_every_write(database: &TestDatabase) {
+    let mut paused = database.open();
+    let mut timeline = create_full_conversation(&mut paused, "c", 5);
+    let chunk = timeline.chunks().next().expect("a chunk").id();
+    let (mut owner, mut current) = take_over(database, "c");
+    let pin = |pinned| Change::Pin { chunk, pinned };
+    owner.transact("c", &mut current, &pin(true), Durability::Immediate).expect("the new owner writes");
+    let key = MessageKey {
+        turn: TurnId(0),
+        role: Role::User,
+        exact_hash: 1,
+        loose_hash: 2,
+        name_hash: 0,
+        length: 3,
+        prefix_hash: 4,
+    };
+    let embedding = Embedding { chunk, text_hash: 1, vector: vec![1.0] };
+    let staged = StagedRecords {
+        model: Some("other".into()),
+        records: vec![(RecordKind::Setting, "staged".into(), "stale".into())],
+    };
+    type StaleWrite<'a> = (&'a str, Box<dyn FnMut(&mut Database, &mut Timeline) -> Result<(), Error> + 'a>);
+    let mut writes: Vec<StaleWrite<'_>> = vec![
+        ("commit", Box::new(|s, t| s.transact("c", t, &pin(true), Durability::Deferred).map(drop))),
+        (
+            "commit with records",
+            Box::new(|s, t| {
+                s.stage_records("c", staged.clone());
+                s.transact("c", t, &pin(true), Durability::Immediate).map(drop)
+            }),
+        ),
+        ("commit of several", Box::new(|s, t| s.transact_all("c", t, &[pin(true), pin(false)]))),
+        ("record", Box::new(|s, _| s.put_record("c", RecordKind::Note, "n", Some("stale")))),
+        ("deleted record", Box::new(|s, _| s.put_record("c", RecordKind::Memory, "1", None))),
+        ("embedding", Box::new(|s, _| s.put_embeddings("c", "b", std::slice::from_ref(&embedding)))),
+        ("model", Box::new(|s, _| s.set_model("c", "stale"))),
+        ("message key", Box::new(|s, _| s.put_message_keys("c", &[key]))),
+    ];
+    let before = dump_tables(database);
+    for (what, write) in &mut writes {
+        for attempt in 0..2 {
+            let refused = write(&mut paused, &mut timeline).expect_err(what);
+            assert!(
+                refused.is_lease_lost() && refused.kind == ErrorKind::Busy,
+                "{what}, {attempt}: {refused}"
+            );
+        }
+        assert_eq!(dump_tables(database), before, "{what}");
+    }
+    // What takes leases itself finds that of the new owner.
+    writes = vec![
+        ("rename", Box::new(|s, _| s.rename("c", "d"))),
+        ("erase", Box::new(|s, _| s.forget_conversation("c"))),
+        ("replace", Box::new(|s, _| s.replace_by_copy("c", "old", "m", &[], &mut |turn| Ok(Some(turn))))),
+        ("record", Box::new(|s, _| s.put_record("c", RecordKind::Note, "n", Some("stale")))),
+    ];
+    for (what, write) in &mut writes {
+        let refused = write(&mut paused, &mut timeline).expect_err(what);
+        assert_eq!(refused.kind, ErrorKind::Busy, "{what}: {refused}");
+        let without_leases = |dump: Vec<String>| -> Vec<String> {
+            dump.into_iter().filter(|line| !line.starts_with("lease ")).collect()
+        };
+        assert_eq!(without_leases(dump_tables(database)), without_leases(before.clone()), "{what}");
+    }
+    drop(writes);
+    owner
+        .transact("c", &mut current, &pin(false), Durability::Immediate)
+        .expect("the new owner is not disturbed");
+    assert_eq!(owner.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
+}
+
+/// The former owner opens the conversation again and goes on behind what the other one has written.
+fn lease_that_was_lost_is_taken_again_by_opening(database: &TestDatabase) {
+    let history = seeded_history(3, 8);
+    let mut paused = database.open();
+    let mut timeline = paused.load("c", Access::Write).expect("a new conversation");
+    let commit = |store: &mut Database, timeline: &mut Timeline, n: usize| {
+        store.transact("c", timeline, &history.changes[n], Durability::Immediate)
+    };
+    commit(&mut paused, &mut timeline, 0).expect("the change is committed");
+    let (mut owner, mut current) = take_over(database, "c");
+    commit(&mut owner, &mut current, 1).expect("the new owner writes");
+    assert!(commit(&mut paused, &mut timeline, 1).expect_err("it has lost the lease").is_lease_lost());
+    drop(owner);
+    // It stays lost, although the lease is free now.
+    assert!(commit(&mut paused, &mut timeline, 1).expect_err("it has lost the lease").is_lease_lost());
+    assert!(!paused.reacquire_lease("c", timeline.revision()).expect("the lease is free"), "it has changed");
+    let mut timeline = paused.load("c", Access::Write).expect("the lease is free");
+    assert_eq!(timeline.state_hash(), current.state_hash());
+    commit(&mut paused, &mut timeline, 2).expect("it goes on");
+    let stored = database.open().load("c", Access::Read).expect("the conversation loads");
+    assert_eq!(stored.state_hash(), timeline.state_hash());
+}
+
+fn lease_epoch_rises_with_every_owner(database: &TestDatabase) {
+    let epoch = || database.stored_lease("c").map_or(0, |(_, epoch)| epoch);
+    drop(database.open());
+    let mut epochs = vec![epoch()];
+    for n in 0..4 {
+        let mut store = database.open();
+        let mut timeline = store.load("c", Access::Write).expect("the lease is free");
+        let name = format!("note {n}");
+        store.put_record("c", RecordKind::Note, &name, Some("x")).expect("the record is stored");
+        let change = Change::Append(Append {
+            at: timeline.next_position(),
+            turn: timeline.next_turn(),
+            role: Role::User,
+            tokens: vec![NewToken {
+                id: TokenId(n),
+                text: "word".into(),
+                chunk_index: 0,
+                brightness: Brightness(1.0),
+                kind: ContentKind::Message,
+            }],
+        });
+        store.transact("c", &mut timeline, &change, Durability::Immediate).expect("the change is committed");
+        epochs.push(epoch());
+    }
+    assert_eq!(epochs, [0, 1, 2, 3, 4], "every owner has an epoch of its own");
+    let mut store = database.open();
+    store.forget_conversation("c").expect("the conversation is erased");
+    store.load("c", Access::Write).expect("a new conversation of that name");
+    store.set_model("c", "m").expect("the model is stored");
+    assert!(epoch() > 4, "an epoch never occurs twice, not even after an erasure");
+}
+
+/// Many stores open a conversation at once: one has it, all others are told so; again when it is free.
+fn lease_race_has_one_winner(database: &TestDatabase) {
+    drop(database.open());
+    for round in 0..3 {
+        let start = std::sync::Barrier::new(8);
+        let opened: Vec<Result<(Database, Timeline), Error>> = std::thread::scope(|scope| {
+            let open = || {
+                let mut store = database.open();
+                start.wait();
+                store.load("c", Access::Write).map(|timeline| (store, timeline))
+            };
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+            threads.into_iter().map(|thread| thread.join().expect("the thread does not panic")).collect()
+        });
+        let (winners, losers): (Vec<_>, Vec<_>) = opened.into_iter().partition(Result::is_ok);
+        assert_eq!((winners.len(), losers.len()), (1, 7), "round {round}");
+        assert!(losers.iter().all(|lost| lost.as_ref().is_err_and(|error| error.kind == ErrorKind::Busy)));
+        for (mut store, mut timeline) in winners.into_iter().flatten() {
+            let change = Change::Batch(Vec::new());
+            store.transact("c", &mut timeline, &change, Durability::Immediate).expect("the winner writes");
+            assert_eq!(timeline.revision(), round + 1);
+        }
+    }
+}
+
+/// A world whose runner was paused changes nothing after another process has taken it over; messages to its owner need no
+/// lease.
+fn lease_of_a_world_refuses_a_stale_owner(database: &TestDatabase) {
+    const HEADER: RowKind = RowKind::from_static("world");
+    const COMMAND: RowKind = RowKind::from_static("post");
+    let row = |kind, key: &str, value: &str| Row { kind, key: key.into(), value: value.into() };
+    let mut paused = database.open();
+    paused.lease_namespace("lamp").expect("the lease is free");
+    paused.put_rows("lamp", &[row(HEADER, "0", "first")], &[]).expect("the rows are stored");
+    let mut owner = database.open_elsewhere();
+    let mut taken = false;
+    for _ in 0..5 {
+        database.end_lease("world:lamp");
+        taken = owner.lease_namespace("lamp").is_ok();
+        if taken {
+            break;
+        }
+    }
+    assert!(taken, "the lease has ended, but cannot be taken");
+    owner.put_rows("lamp", &[row(HEADER, "0", "second")], &[]).expect("the new owner writes");
+    let before = dump_tables(database);
+    let refused = paused.put_rows("lamp", &[row(HEADER, "0", "stale")], &[(COMMAND, "1".into())]);
+    assert!(refused.expect_err("it has lost the lease").is_lease_lost());
+    assert_eq!(dump_tables(database), before);
+    let mut visitor = database.open();
+    visitor.post_row("lamp", &row(COMMAND, "1", "asked")).expect("a message needs no lease");
+    visitor.post_row("lamp", &row(COMMAND, "1", "asked again")).expect("it changes no row");
+    let posted = owner.load_rows("lamp", &COMMAND, "0".."9", 10).expect("the rows are read");
+    assert_eq!(posted.iter().map(|row| row.value.as_str()).collect::<Vec<_>>(), ["asked"]);
+    let missing = visitor.post_row("nowhere", &row(COMMAND, "1", "asked")).expect_err("no such world");
+    assert_eq!(missing.kind, ErrorKind::NotFound);
+}
+
+/// A record of a conversation that another process has open is not written; one that is free needs no opening.
+fn lease_of_another_process_refuses_writes_without_one(database: &TestDatabase) {
+    let mut owner = database.open();
+    create_full_conversation(&mut owner, "c", 4);
+    // The owner is made one of another process.
+    match &database.location {
+        StoreLocation::Sqlite(path) => {
+            let locks = format!("{}-locks", path.display());
+            for file in std::fs::read_dir(locks).expect("the folder of the locks").flatten() {
+                if file.file_name() != "in-use" {
+                    std::fs::write(file.path(), "1").expect("the number of a process is written");
+                }
+            }
+        }
+        StoreLocation::Postgres(_) => {}
+    }
+    let mut visitor = database.open_elsewhere();
+    let before = dump_tables(database);
+    let refused =
+        visitor.put_record("c", RecordKind::Setting, "k", Some("v")).expect_err("it is open elsewhere");
+    assert_eq!(refused.kind, ErrorKind::Busy, "{refused}");
+    assert!(!refused.is_lease_lost());
+    assert_eq!(dump_tables(database), before);
+    drop(owner);
+    visitor.put_record("c", RecordKind::Setting, "k", Some("v")).expect("it is free");
+    database.open().load("c", Access::Write).expect("the visitor has given the lease back");
 }

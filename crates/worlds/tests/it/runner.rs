@@ -941,3 +941,22 @@ fn agents_think_one_by_one_where_the_model_has_one_handle() {
     assert_eq!((order, most), (vec![1, 2, 3, 4, 5], 1));
     assert!(caches.iter().all(|cache| *cache == caches[0]), "they share one KV cache: {caches:?}");
 }
+
+/// A world that another process has taken over, because this one did not answer for longer than its lease: the write is refused,
+/// and the runner ends.
+#[test]
+fn runner_ends_when_its_lease_is_lost() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let store = WorldStore::create(open_store(folder.path()), "w", test_world(), START_TIME)
+        .expect("the world is created");
+    let (runner, _) = scripted_runner(store, &["unused"]);
+    // The file system has lost the lock.
+    std::fs::remove_dir_all(folder.path().join("halo.db-locks")).expect("the folder of the locks is deleted");
+    let other = WorldStore::open(open_store(folder.path()), "w").expect("the world can be leased");
+    let (other, _) = scripted_runner(other, &["unused"]);
+    other.execute_command(UserCommand::Join { room: AgentId(1) }).expect("the new owner writes");
+    let error =
+        runner.execute_command(UserCommand::Join { room: AgentId(2) }).expect_err("the lease is lost");
+    assert!(error.is_lease_lost(), "{error}");
+    assert!(runner.is_stopping());
+}

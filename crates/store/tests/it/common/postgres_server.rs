@@ -33,13 +33,7 @@ impl PostgresTestServer {
         }
         let folder =
             tempfile::Builder::new().prefix("halo-postgres-").tempdir().expect("a temporary folder").keep();
-        if is_root() {
-            let chown_status = Command::new("chown").arg("postgres").arg(&folder).status();
-            assert!(
-                chown_status.expect("chown runs").success(),
-                "the folder of the server cannot be given to its user"
-            );
-        }
+        give_to_server_user(&folder);
         let port = free_port();
         let server = Self {
             url: format!("postgres://halo@127.0.0.1:{port}/postgres"),
@@ -64,7 +58,10 @@ impl PostgresTestServer {
 
     /// A program of the server. It refuses to run as root; the user `postgres`, which its package creates, runs it instead.
     fn program(&self, name: &str) -> Command {
-        let program = find_postgres_programs().join(name);
+        self.as_server_user(&find_postgres_programs().join(name))
+    }
+
+    fn as_server_user(&self, program: &Path) -> Command {
         if !is_root() {
             return Command::new(program);
         }
@@ -84,14 +81,7 @@ impl PostgresTestServer {
         for setting in &self.settings {
             server.args(["-c", setting]);
         }
-        let start_status = Command::new("sh")
-            .args(["-c", START_SCRIPT, "sh", &std::process::id().to_string()])
-            .arg(folder)
-            .arg(server.get_program())
-            .args(server.get_args())
-            .stdin(Stdio::null())
-            .status();
-        assert!(start_status.expect("the shell runs").success());
+        start_beside_tests(&server, folder);
         let started_at = Instant::now();
         while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err() || !accepts_queries(&self.url) {
             assert!(started_at.elapsed() < Duration::from_secs(60), "the PostgreSQL server does not answer");
@@ -150,6 +140,39 @@ impl PostgresTestServer {
         text
     }
 
+    /// Starts a PgBouncer before the server that gives every transaction any of `connections` connections, and returns the
+    /// address of a database through it.
+    #[allow(dead_code, reason = "not every test uses it")]
+    pub fn start_pooler(&self, database_url: &str, connections: usize) -> String {
+        let (folder, port) = (self.folder().join(format!("pooler-{}", free_port())), free_port());
+        std::fs::create_dir(&folder).expect("a folder");
+        let settings = format!(
+            "[databases]\n* = host=127.0.0.1 port={} user=halo\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
+             listen_port = {port}\nunix_socket_dir =\nauth_type = any\npool_mode = transaction\n\
+             default_pool_size = {connections}\nserver_round_robin = 1\nmax_client_conn = 200\n",
+            self.port
+        );
+        let file = folder.join("pgbouncer.ini");
+        std::fs::write(&file, settings).expect("the settings are written");
+        // Debian installs it in a folder that is in PATH for root only.
+        let installed = Path::new("/usr/sbin/pgbouncer");
+        let program = if installed.exists() { installed } else { Path::new("pgbouncer") };
+        let mut pooler = self.as_server_user(program);
+        pooler.arg(&file);
+        start_beside_tests(&pooler, &folder);
+        let (_, database) = database_url.rsplit_once('/').expect("the address ends with a database");
+        let url = format!("postgres://halo@127.0.0.1:{port}/{database}");
+        let started_at = Instant::now();
+        while !accepts_queries(&url) {
+            assert!(
+                started_at.elapsed() < Duration::from_secs(20),
+                "PgBouncer does not answer: `scripts/setup` installs it"
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        url
+    }
+
     /// The address of a new, empty database.
     pub fn new_database(&self) -> String {
         static NEXT_DATABASE_NUMBER: AtomicUsize = AtomicUsize::new(0);
@@ -158,6 +181,30 @@ impl PostgresTestServer {
         execute_sql(&self.url, &format!("CREATE DATABASE {name}")).expect("the server creates a database");
         let (server, _) = self.url.rsplit_once('/').expect("the address ends with a database");
         format!("{server}/{name}")
+    }
+}
+
+/// Starts a program that ends with the tests.
+fn start_beside_tests(program: &Command, folder: &Path) {
+    let start_status = Command::new("sh")
+        .args(["-c", START_SCRIPT, "sh", &std::process::id().to_string()])
+        .arg(folder)
+        .arg(program.get_program())
+        .args(program.get_args())
+        .stdin(Stdio::null())
+        .status();
+    assert!(start_status.expect("the shell runs").success());
+}
+
+/// The server may read this, and nobody else.
+pub fn give_to_server_user(path: &Path) {
+    if is_root() {
+        let chown_status = Command::new("chown").arg("-R").arg("postgres").arg(path).status();
+        assert!(
+            chown_status.expect("chown runs").success(),
+            "{} cannot be given to the server",
+            path.display()
+        );
     }
 }
 
@@ -180,6 +227,20 @@ pub fn execute_sql(url: &str, sql: &str) -> Result<(), tokio_postgres::Error> {
         drop(client);
         let _ = connection.await;
         result
+    })
+}
+
+/// The first column of every row of a query, which is text.
+#[allow(dead_code, reason = "not every test uses it")]
+pub fn query_texts(url: &str, sql: &str) -> Vec<String> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("the runtime starts");
+    runtime.block_on(async {
+        let (client, connection) =
+            tokio_postgres::connect(url, tokio_postgres::NoTls).await.expect("the server answers");
+        tokio::spawn(connection);
+        let rows = client.query(sql, &[]).await.expect("the query runs");
+        rows.iter().map(|row| row.get(0)).collect()
     })
 }
 
